@@ -1,0 +1,222 @@
+//! A factory of model-free executors whose faults tests choose.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use consort_parallel::{collective::Collective, ids::Rank};
+
+use crate::{
+    error::ShardError,
+    ids::{Epoch, SequenceId},
+    plan::{Output, Sampled, SpanOutput, StepPlan, StepResult, Tokens},
+    shard::{ProgressReporter, RankShare, Rejoined, ShardExecutor, ShardFactory},
+};
+
+pub(super) const VOCAB: usize = 101;
+
+/// What goes wrong, once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// Building fails.
+    Load,
+    /// Building panics.
+    LoadPanic,
+    /// `execute` panics.
+    Panic,
+    /// `execute` fails.
+    Error,
+    /// `execute` blocks until [`FakeFactory::release`].
+    Hang,
+    /// The digest differs from the other ranks'.
+    Digest,
+    /// A result names a sequence that was not in the plan.
+    Nonsense,
+}
+
+/// Faults by rank and by the number of the build or of the step (of the rank's whole life) that they strike.
+pub(super) struct FakeFactory {
+    faults: Mutex<Vec<(Rank, u64, Fault)>>,
+    /// Builds by rank.
+    builds: Mutex<BTreeMap<Rank, u64>>,
+    /// Executors that exist.
+    alive: Arc<AtomicU64>,
+    released: Arc<AtomicBool>,
+    pub(super) step_time: Duration,
+    pub(super) build_time: Duration,
+    pub(super) keeps_weights: bool,
+}
+
+impl FakeFactory {
+    pub(super) fn new() -> Self {
+        Self {
+            faults: Mutex::default(),
+            builds: Mutex::default(),
+            alive: Arc::default(),
+            released: Arc::default(),
+            step_time: Duration::ZERO,
+            build_time: Duration::ZERO,
+            keeps_weights: true,
+        }
+    }
+
+    pub(super) fn with_fault(self, rank: u16, at: u64, fault: Fault) -> Self {
+        self.faults.lock().unwrap().push((Rank(rank), at, fault));
+        self
+    }
+
+    pub(super) fn builds(&self) -> Vec<u64> {
+        self.builds.lock().unwrap().values().copied().collect()
+    }
+
+    pub(super) fn alive(&self) -> u64 {
+        self.alive.load(Ordering::SeqCst)
+    }
+
+    /// Lets hanging executors go on.
+    pub(super) fn release(&self) {
+        self.released.store(true, Ordering::SeqCst);
+    }
+
+    fn strikes(&self, rank: Rank, at: u64, candidates: &[Fault]) -> Option<Fault> {
+        let mut faults = self.faults.lock().unwrap();
+        let due =
+            |(of, when, fault): &(Rank, u64, Fault)| *of == rank && *when == at && candidates.contains(fault);
+        let index = faults.iter().position(due)?;
+        Some(faults.remove(index).2)
+    }
+}
+
+/// Lets tests keep the factory that an ensemble was given.
+pub(super) struct Shared(pub(super) Arc<FakeFactory>);
+
+impl ShardFactory for Shared {
+    fn build(
+        &self,
+        rank: Rank,
+        comm: Box<dyn Collective>,
+        progress: &ProgressReporter,
+    ) -> Result<Box<dyn ShardExecutor>, ShardError> {
+        std::thread::sleep(self.0.build_time);
+        let build = {
+            let mut builds = self.0.builds.lock().unwrap();
+            let count = builds.entry(rank).or_default();
+            *count += 1;
+            *count - 1
+        };
+        match self.0.strikes(rank, build, &[Fault::Load, Fault::LoadPanic]) {
+            Some(Fault::Load) => {
+                let cause = std::io::Error::new(std::io::ErrorKind::NotFound, "model.safetensors is missing");
+                return Err(ShardError::load(cause));
+            }
+            Some(fault) => panic!("injected {fault:?}"),
+            None => {}
+        }
+        progress.report(50, 100);
+        progress.report(100, 100);
+        self.0.alive.fetch_add(1, Ordering::SeqCst);
+        Ok(Box::new(FakeExecutor {
+            factory: Arc::clone(&self.0),
+            rank,
+            comm,
+            steps: 0,
+            sequences: BTreeMap::new(),
+        }))
+    }
+
+    fn describe(&self, rank: Rank) -> RankShare {
+        let first = rank.index() * 3;
+        RankShare { query_heads: first..first + 3, kv_heads: rank.index()..rank.index() + 1 }
+    }
+}
+
+struct FakeExecutor {
+    factory: Arc<FakeFactory>,
+    rank: Rank,
+    comm: Box<dyn Collective>,
+    steps: u64,
+    sequences: BTreeMap<SequenceId, (Vec<u32>, Option<u32>)>,
+}
+
+/// The token that follows `history`.
+pub(super) fn fake_draw(history: &[u32]) -> u32 {
+    let hash =
+        history.iter().fold(17u64, |hash, &token| hash.wrapping_mul(31).wrapping_add(u64::from(token) + 1));
+    ((hash >> 7) % VOCAB as u64) as u32
+}
+
+impl ShardExecutor for FakeExecutor {
+    fn execute(&mut self, plan: &StepPlan) -> Result<StepResult, ShardError> {
+        let faults = [Fault::Panic, Fault::Error, Fault::Hang, Fault::Digest, Fault::Nonsense];
+        let fault = self.factory.strikes(self.rank, self.steps, &faults);
+        self.steps += 1;
+        match fault {
+            Some(Fault::Panic) => panic!("injected panic"),
+            Some(Fault::Error) => {
+                return Err(ShardError::Plan { step: plan.step, what: "injected error".into() });
+            }
+            Some(Fault::Hang) => {
+                while !self.factory.released.load(Ordering::SeqCst) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            _ => {}
+        }
+        // Where a real rank would wait for its peers.
+        self.comm.barrier().map_err(|error| ShardError::Aborted { reason: error.to_string() })?;
+        std::thread::sleep(self.factory.step_time);
+        for new in &plan.begin {
+            self.sequences.insert(new.sequence, (Vec::new(), None));
+        }
+        let mut outputs = Vec::new();
+        for span in &plan.run {
+            let (history, last) = self.sequences.get_mut(&span.sequence).expect("begun");
+            match &span.tokens {
+                Tokens::Given(tokens) => history.extend(tokens),
+                Tokens::LastSampled => history.push(last.expect("drawn")),
+            }
+            if span.output == Output::Sample {
+                let token = fake_draw(history);
+                *last = Some(token);
+                let sampled = vec![Sampled { token, logprobs: None }];
+                outputs.push(SpanOutput { sequence: span.sequence, sampled, prompt_logprobs: Vec::new() });
+            }
+        }
+        for sequence in &plan.end {
+            self.sequences.remove(sequence);
+        }
+        if fault == Some(Fault::Nonsense) {
+            outputs.clear();
+        }
+        let digest = u64::from(fault == Some(Fault::Digest));
+        Ok(StepResult { epoch: plan.epoch, step: plan.step, outputs, digest })
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        1000 + u64::from(self.rank.0)
+    }
+
+    fn kv_bytes(&self) -> u64 {
+        500
+    }
+
+    fn rejoin(&mut self, _epoch: Epoch, comm: Box<dyn Collective>) -> Result<Rejoined, ShardError> {
+        if !self.factory.keeps_weights {
+            return Ok(Rejoined::Rebuild(comm));
+        }
+        self.comm = comm;
+        self.sequences.clear();
+        Ok(Rejoined::Kept)
+    }
+}
+
+impl Drop for FakeExecutor {
+    fn drop(&mut self) {
+        self.factory.alive.fetch_sub(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,357 @@
+//! The shard group's actor: scatter, gather, and form anew.
+
+use std::{sync::Arc, time::Instant};
+
+use consort_parallel::{
+    collective::{AbortHandle, Collective, LocalGroup},
+    ids::Rank,
+};
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use tokio::sync::oneshot;
+
+use super::{
+    GroupMessage, RestartBudget,
+    state::{Gather, Incident},
+};
+use crate::{
+    ensemble::{Shared, THREAD_JOIN_MAX},
+    error::{EnsembleError, ShardError},
+    ids::Epoch,
+    plan::{StepPlan, StepResult},
+    scheduler::SchedulerMessage,
+    shard::{ShardActor, ShardArguments, ShardMessage},
+    status::{EnsembleState, ShardState},
+};
+
+/// What a group starts from.
+pub(crate) struct GroupArguments {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) scheduler: ActorRef<SchedulerMessage>,
+    /// Told once how the first loading went. Absent when the group is itself a successor.
+    pub(crate) first_load: Option<oneshot::Sender<Result<(), EnsembleError>>>,
+}
+
+/// The actor. All state is in [`GroupState`].
+pub(crate) struct GroupActor;
+
+/// One life after another of N shards.
+pub(crate) struct GroupState {
+    shared: Arc<Shared>,
+    scheduler: ActorRef<SchedulerMessage>,
+    first_load: Option<oneshot::Sender<Result<(), EnsembleError>>>,
+    epoch: Epoch,
+    phase: Phase,
+    /// By rank. `None` between a shard's end and its successor's start.
+    shards: Vec<Option<ActorRef<ShardMessage>>>,
+    loaded: Vec<bool>,
+    collective: CollectiveGuard,
+    gather: Gather,
+    budget: RestartBudget,
+    incident: Incident,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Shards load or join.
+    Forming,
+    /// Plans are executed.
+    Playing,
+    /// Given up.
+    Failed,
+}
+
+/// How a group breaks: decides what its ranks do next.
+enum Loss {
+    /// This rank ended.
+    Rank(Rank),
+    /// Ranks disagree, and nobody can tell which is right: all are built anew.
+    Trust,
+    /// All ranks are sound, but the collective is not.
+    Collective,
+}
+
+/// Aborts the collective when dropped, so that no thread stays in it whatever ends the group.
+struct CollectiveGuard(AbortHandle);
+
+impl Drop for CollectiveGuard {
+    fn drop(&mut self) {
+        self.0.abort("the group ended");
+    }
+}
+
+impl Actor for GroupActor {
+    type Msg = GroupMessage;
+    type State = GroupState;
+    type Arguments = GroupArguments;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<GroupMessage>,
+        arguments: GroupArguments,
+    ) -> Result<GroupState, ActorProcessingErr> {
+        let GroupArguments { shared, scheduler, first_load } = arguments;
+        let ranks = shared.spec.ranks;
+        let (comms, abort) = new_collective(ranks);
+        let mut state = GroupState {
+            epoch: shared.next_epoch(),
+            shared,
+            scheduler,
+            first_load,
+            phase: Phase::Forming,
+            shards: vec![None; ranks],
+            loaded: vec![false; ranks],
+            collective: CollectiveGuard(abort),
+            gather: Gather::new(ranks),
+            budget: RestartBudget::default(),
+            incident: Incident::default(),
+        };
+        state.join(&myself, comms, false).await?;
+        Ok(state)
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<GroupMessage>,
+        message: GroupMessage,
+        state: &mut GroupState,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            GroupMessage::Execute(plan) => state.execute(&plan),
+            GroupMessage::ShardLoaded { rank, epoch, weight_bytes, kv_bytes } => {
+                state.shard_loaded(&myself, rank, epoch, weight_bytes, kv_bytes);
+            }
+            GroupMessage::ShardExecuted { rank, result } => {
+                if let Some(reason) = state.shard_executed(rank, result) {
+                    state.lose(&myself, Loss::Trust, reason).await?;
+                }
+            }
+            GroupMessage::ShardAborted { rank, epoch, reason } => {
+                // Expected of survivors once this group has aborted, which also ends the epoch.
+                if state.phase == Phase::Playing && epoch == state.epoch {
+                    state.lose(&myself, Loss::Collective, format!("{rank}: {reason}")).await?;
+                }
+            }
+            GroupMessage::ResultRefused { epoch, reason } => {
+                if state.phase == Phase::Playing && epoch == state.epoch {
+                    state.lose(&myself, Loss::Trust, reason).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<GroupMessage>,
+        event: SupervisionEvent,
+        state: &mut GroupState,
+    ) -> Result<(), ActorProcessingErr> {
+        let (who, error) = match event {
+            SupervisionEvent::ActorFailed(who, error) => {
+                (who, error.downcast::<ShardError>().map_or_else(ShardError::load, |error| *error))
+            }
+            SupervisionEvent::ActorTerminated(who, ..) => (who, ShardError::ThreadEnded),
+            _ => return Ok(()),
+        };
+        let is_it = |shard: &Option<ActorRef<ShardMessage>>| {
+            shard.as_ref().is_some_and(|s| s.get_id() == who.get_id())
+        };
+        // A shard that was already replaced is no news.
+        let Some(index) = state.shards.iter().position(is_it) else { return Ok(()) };
+        state.shards[index] = None;
+        let rank = Rank(index as u16);
+        state.shard_lost(&myself, rank, error).await
+    }
+
+    async fn post_stop(
+        &self,
+        _myself: ActorRef<GroupMessage>,
+        state: &mut GroupState,
+    ) -> Result<(), ActorProcessingErr> {
+        state.end("the engine stops").await;
+        Ok(())
+    }
+}
+
+impl GroupState {
+    /// Sends a plan to every shard, same plan, same order.
+    fn execute(&mut self, plan: &Arc<StepPlan>) {
+        if self.phase != Phase::Playing || plan.epoch != self.epoch {
+            return; // Planned before the scheduler heard of the loss.
+        }
+        self.gather.dispatched(plan.step);
+        for shard in self.shards.iter().flatten() {
+            // A shard that is gone is a supervision event on its way.
+            let _ = shard.cast(ShardMessage::Execute(Arc::clone(plan)));
+        }
+    }
+
+    fn shard_loaded(
+        &mut self,
+        myself: &ActorRef<GroupMessage>,
+        rank: Rank,
+        epoch: Epoch,
+        weight_bytes: u64,
+        kv_bytes: u64,
+    ) {
+        if epoch != self.epoch || self.phase != Phase::Forming {
+            return; // It will report again for the epoch that it was told of since.
+        }
+        tracing::info!(rank = rank.0, epoch = epoch.0, weight_bytes, kv_bytes, "shard ready");
+        self.loaded[rank.index()] = true;
+        self.shared.board.update(|status| {
+            let of_rank = &mut status.ranks[rank.index()];
+            (of_rank.weight_bytes, of_rank.kv_bytes) = (weight_bytes, kv_bytes);
+            of_rank.state = ShardState::Ready;
+        });
+        if self.loaded.contains(&false) {
+            return;
+        }
+        self.phase = Phase::Playing;
+        self.incident.end();
+        // Before readiness, so that no request overtakes it.
+        let _ = self.scheduler.cast(SchedulerMessage::GroupFormed { epoch, group: myself.clone() });
+        self.shared.board.transition(EnsembleState::Ready);
+        if let Some(first_load) = self.first_load.take() {
+            let _ = first_load.send(Ok(())); // Whoever started may have given up.
+        }
+    }
+
+    /// Gathers; returns why the ranks cannot be trusted, if so.
+    fn shard_executed(&mut self, rank: Rank, result: StepResult) -> Option<String> {
+        if self.phase != Phase::Playing || result.epoch != self.epoch {
+            return None; // From a survivor of the last epoch.
+        }
+        match self.gather.arrived(rank, result) {
+            Ok(Some(result)) => {
+                let _ = self.scheduler.cast(SchedulerMessage::StepExecuted(result));
+                None
+            }
+            Ok(None) => None,
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    /// The first loading fails with its first error; any later loss is a restart.
+    async fn shard_lost(
+        &mut self,
+        myself: &ActorRef<GroupMessage>,
+        rank: Rank,
+        error: ShardError,
+    ) -> Result<(), ActorProcessingErr> {
+        self.shared.board.update(|status| status.ranks[rank.index()].state = ShardState::Lost);
+        let reason = format!("{rank}: {error}");
+        if self.phase == Phase::Failed {
+            return Ok(());
+        }
+        if let Some(first_load) = self.first_load.take() {
+            self.fail(&reason);
+            let _ = first_load.send(Err(EnsembleError::Load { rank, source: error }));
+            return Ok(());
+        }
+        self.lose(myself, Loss::Rank(rank), reason).await
+    }
+
+    /// The one place where a restart is decided: fences the epoch, aborts the collective, and forms the next epoch
+    /// from survivors and successors, or gives up.
+    async fn lose(
+        &mut self,
+        myself: &ActorRef<GroupMessage>,
+        loss: Loss,
+        reason: String,
+    ) -> Result<(), ActorProcessingErr> {
+        if self.phase == Phase::Failed {
+            return Ok(());
+        }
+        self.collective.0.abort(&reason);
+        let same_incident = matches!(loss, Loss::Rank(rank) if self.incident.absorbs(rank));
+        let attempt =
+            if same_incident { Some(self.budget.attempt()) } else { self.budget.spend(Instant::now()) };
+        let Some(attempt) = attempt else {
+            self.fail(&format!("{reason} (after {} restarts in a row)", super::RESTARTS_MAX));
+            return Ok(());
+        };
+        tracing::warn!(epoch = self.epoch.0, attempt, reason, "shard group lost; it forms anew");
+        // State first: a request that arrives now is refused as not ready instead of being lost.
+        self.shared.board.transition(EnsembleState::Restarting { attempt, reason: reason.clone() });
+        let _ = self.scheduler.cast(SchedulerMessage::GroupLost { epoch: self.epoch, reason });
+        let (comms, abort) = new_collective(self.shards.len());
+        self.epoch = self.shared.next_epoch();
+        self.collective = CollectiveGuard(abort);
+        self.gather = Gather::new(self.shards.len());
+        self.loaded.fill(false);
+        self.phase = Phase::Forming;
+        let rebuild = match loss {
+            Loss::Rank(_) | Loss::Collective => false,
+            Loss::Trust => true,
+        };
+        if let Loss::Rank(rank) = loss {
+            self.shared.board.update(|status| status.ranks[rank.index()].restarts += 1);
+        }
+        self.join(myself, comms, rebuild).await
+    }
+
+    /// Brings every rank into the present epoch: survivors rejoin, missing ones are started.
+    async fn join(
+        &mut self,
+        myself: &ActorRef<GroupMessage>,
+        comms: Vec<Box<dyn Collective>>,
+        rebuild: bool,
+    ) -> Result<(), ActorProcessingErr> {
+        let epoch = self.epoch;
+        self.shared.board.update(|status| {
+            status.epoch = epoch.0;
+            status.ranks.iter_mut().for_each(|rank| rank.state = ShardState::Loading);
+            status.ranks.iter_mut().for_each(|rank| rank.restarts += u32::from(rebuild));
+        });
+        for (index, comm) in comms.into_iter().enumerate() {
+            if let Some(shard) = &self.shards[index] {
+                // A survivor that has ended since is a supervision event on its way, and a loss of this epoch.
+                let _ = shard.cast(ShardMessage::Rejoin { epoch, comm, rebuild });
+                continue;
+            }
+            let (shared, rank, group) = (Arc::clone(&self.shared), Rank(index as u16), myself.clone());
+            let arguments = ShardArguments { shared, rank, epoch, comm, group };
+            let (shard, _) = Actor::spawn_linked(None, ShardActor, arguments, myself.get_cell()).await?;
+            self.shards[index] = Some(shard);
+        }
+        Ok(())
+    }
+
+    /// Gives up. The shards end; the state says why.
+    fn fail(&mut self, reason: &str) {
+        tracing::error!(epoch = self.epoch.0, reason, "shard group failed");
+        self.phase = Phase::Failed;
+        self.collective.0.abort(reason);
+        self.shared.board.transition(EnsembleState::Failed { reason: reason.to_owned() });
+        let _ =
+            self.scheduler.cast(SchedulerMessage::GroupLost { epoch: self.epoch, reason: reason.to_owned() });
+        for shard in self.shards.iter_mut().filter_map(Option::take) {
+            shard.stop(None);
+        }
+    }
+
+    /// Ends shards and threads.
+    async fn end(&mut self, reason: &str) {
+        self.phase = Phase::Failed;
+        self.collective.0.abort(reason);
+        for shard in self.shards.iter_mut().filter_map(Option::take) {
+            // An error means that it has ended already.
+            let _ = shard.stop_and_wait(None, None).await;
+        }
+        let alive = self.shared.threads.join_all(THREAD_JOIN_MAX).await;
+        if alive > 0 {
+            tracing::error!(alive, "compute threads hang and are left behind");
+        }
+        self.shared.board.update(|status| {
+            status.ranks.iter_mut().for_each(|rank| rank.state = ShardState::Stopped);
+        });
+    }
+}
+
+/// A fresh collective of `ranks` members, and the handle that ends it.
+fn new_collective(ranks: usize) -> (Vec<Box<dyn Collective>>, AbortHandle) {
+    let comms = LocalGroup::new(ranks);
+    let abort = comms.first().expect("an ensemble has at least one rank; checked by its spec").abort_handle();
+    (comms.into_iter().map(|comm| Box::new(comm) as Box<dyn Collective>).collect(), abort)
+}

@@ -1,0 +1,15 @@
+//! The shard group: N shards that execute the same plans, and their common life.
+//!
+//! It scatters plans, gathers results, compares what the ranks drew, and decides what follows when a shard is lost:
+//! the epoch is fenced, the collective aborted, the lost rank built anew, the survivors joined to it.
+
+mod actor;
+mod message;
+mod state;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use actor::{GroupActor, GroupArguments};
+pub(crate) use message::GroupMessage;
+pub(crate) use state::{RESTARTS_MAX, RestartBudget};

@@ -1,0 +1,127 @@
+//! Pure parts of the group: gathering results, and how often it may restart.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::{Duration, Instant},
+};
+
+use consort_parallel::ids::Rank;
+
+use crate::{ids::Step, plan::StepResult};
+
+/// Restarts within [`RESTART_WINDOW`] before the group is given up: a fault that recurs this fast will not go away
+/// by itself, and an orchestrator should see the failure.
+pub(crate) const RESTARTS_MAX: u32 = 5;
+
+/// See [`RESTARTS_MAX`].
+pub(crate) const RESTART_WINDOW: Duration = Duration::from_secs(60);
+
+/// Remembers restarts, and says when there were too many.
+#[derive(Debug, Default)]
+pub(crate) struct RestartBudget {
+    spent: VecDeque<Instant>,
+}
+
+/// Ranks lost since the group last played. One fault often ends several ranks, one after another: that is one
+/// incident and costs one restart, unless a rank that was already replaced is lost again.
+#[derive(Debug, Default)]
+pub(super) struct Incident {
+    lost: BTreeSet<Rank>,
+}
+
+impl Incident {
+    /// Whether this loss is one more of an incident that was already counted.
+    pub(super) fn absorbs(&mut self, rank: Rank) -> bool {
+        let known = !self.lost.is_empty();
+        self.lost.insert(rank) && known
+    }
+
+    /// The group plays again.
+    pub(super) fn end(&mut self) {
+        self.lost.clear();
+    }
+}
+
+impl RestartBudget {
+    /// Spends one restart at `now`: its number within the window, or `None` when the budget is exhausted.
+    pub(crate) fn spend(&mut self, now: Instant) -> Option<u32> {
+        while self.spent.front().is_some_and(|&then| now.saturating_duration_since(then) >= RESTART_WINDOW) {
+            self.spent.pop_front();
+        }
+        if self.spent.len() >= RESTARTS_MAX as usize {
+            return None;
+        }
+        self.spent.push_back(now);
+        Some(self.spent.len() as u32)
+    }
+
+    /// The number of the restart that was last counted.
+    pub(crate) fn attempt(&self) -> u32 {
+        self.spent.len() as u32
+    }
+}
+
+/// Why results of the ranks do not make a result of the group.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub(super) enum GatherError {
+    #[error("ranks drew different tokens in {step}: {rank} has digest {got:#018x}, others {expected:#018x}")]
+    Digest { step: Step, rank: Rank, got: u64, expected: u64 },
+    #[error("{rank} reported {step}, which it was not asked for or has reported already")]
+    Unexpected { step: Step, rank: Rank },
+}
+
+/// A step that not all ranks have reported.
+#[derive(Debug)]
+struct Gathering {
+    step: Step,
+    reported: Vec<bool>,
+    digest: Option<u64>,
+    lead: Option<StepResult>,
+}
+
+/// Results of one epoch, gathered per step.
+#[derive(Debug)]
+pub(super) struct Gather {
+    ranks: usize,
+    open: VecDeque<Gathering>,
+}
+
+impl Gather {
+    pub(super) fn new(ranks: usize) -> Self {
+        Self { ranks, open: VecDeque::new() }
+    }
+
+    /// A plan was sent to every rank.
+    pub(super) fn dispatched(&mut self, step: Step) {
+        self.open.push_back(Gathering { step, reported: vec![false; self.ranks], digest: None, lead: None });
+    }
+
+    /// A rank reported. Returns rank 0's result once all ranks have, in agreement.
+    pub(super) fn arrived(
+        &mut self,
+        rank: Rank,
+        result: StepResult,
+    ) -> Result<Option<StepResult>, GatherError> {
+        let step = result.step;
+        let unexpected = GatherError::Unexpected { step, rank };
+        let Some(index) = self.open.iter().position(|gathering| gathering.step == step) else {
+            return Err(unexpected);
+        };
+        let gathering = &mut self.open[index];
+        match gathering.reported.get_mut(rank.index()) {
+            Some(reported) if !*reported => *reported = true,
+            _ => return Err(unexpected),
+        }
+        let expected = *gathering.digest.get_or_insert(result.digest);
+        if expected != result.digest {
+            return Err(GatherError::Digest { step, rank, got: result.digest, expected });
+        }
+        if rank == Rank(0) {
+            gathering.lead = Some(result);
+        }
+        if gathering.reported.contains(&false) {
+            return Ok(None);
+        }
+        Ok(self.open.remove(index).and_then(|gathering| gathering.lead))
+    }
+}

@@ -1,0 +1,67 @@
+//! Pure parts of the group.
+
+use std::time::{Duration, Instant};
+
+use consort_parallel::ids::Rank;
+
+use super::state::{Gather, GatherError, Incident, RESTART_WINDOW, RESTARTS_MAX, RestartBudget};
+use crate::{
+    ids::{Epoch, Step},
+    plan::StepResult,
+};
+
+fn result(step: u64, digest: u64) -> StepResult {
+    StepResult { epoch: Epoch(0), step: Step(step), outputs: Vec::new(), digest }
+}
+
+#[test]
+fn a_result_is_complete_when_all_ranks_have_reported() {
+    let mut gather = Gather::new(3);
+    gather.dispatched(Step(0));
+    gather.dispatched(Step(1));
+    assert_eq!(gather.arrived(Rank(0), result(0, 5)), Ok(None));
+    assert_eq!(gather.arrived(Rank(2), result(0, 5)), Ok(None));
+    // A faster rank may be a step ahead.
+    assert_eq!(gather.arrived(Rank(2), result(1, 6)), Ok(None));
+    assert_eq!(gather.arrived(Rank(1), result(0, 5)), Ok(Some(result(0, 5))));
+}
+
+#[test]
+fn ranks_that_disagree_are_named() {
+    let mut gather = Gather::new(2);
+    gather.dispatched(Step(0));
+    assert_eq!(gather.arrived(Rank(0), result(0, 5)), Ok(None));
+    let error = gather.arrived(Rank(1), result(0, 6)).unwrap_err();
+    assert_eq!(error, GatherError::Digest { step: Step(0), rank: Rank(1), got: 6, expected: 5 });
+}
+
+#[test]
+fn a_rank_reports_once_and_only_what_it_was_asked_for() {
+    let mut gather = Gather::new(2);
+    gather.dispatched(Step(0));
+    assert_eq!(gather.arrived(Rank(0), result(0, 5)), Ok(None));
+    assert!(matches!(gather.arrived(Rank(0), result(0, 5)), Err(GatherError::Unexpected { .. })));
+    assert!(matches!(gather.arrived(Rank(1), result(7, 5)), Err(GatherError::Unexpected { .. })));
+    assert!(matches!(gather.arrived(Rank(9), result(0, 5)), Err(GatherError::Unexpected { .. })));
+}
+
+#[test]
+fn restarts_are_counted_within_a_window() {
+    let start = Instant::now();
+    let mut budget = RestartBudget::default();
+    for attempt in 1..=RESTARTS_MAX {
+        assert_eq!(budget.spend(start + Duration::from_secs(u64::from(attempt))), Some(attempt));
+    }
+    assert_eq!(budget.spend(start + Duration::from_secs(10)), None);
+    assert_eq!(budget.spend(start + Duration::from_secs(1) + RESTART_WINDOW), Some(RESTARTS_MAX));
+}
+
+#[test]
+fn ranks_lost_together_are_one_incident() {
+    let mut incident = Incident::default();
+    assert!(!incident.absorbs(Rank(1)), "the first loss is counted");
+    assert!(incident.absorbs(Rank(0)));
+    assert!(!incident.absorbs(Rank(1)), "its successor was lost too");
+    incident.end();
+    assert!(!incident.absorbs(Rank(0)));
+}

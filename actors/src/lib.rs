@@ -1,0 +1,42 @@
+//! Actors of Consort: a supervised tree per ensemble that turns requests into steps and steps into tokens.
+//!
+//! ```text
+//! Supervisor -> Replica (rest for one) -> Scheduler
+//!                                      -> ShardGroup -> Shard x N, each with a compute thread of its own
+//! ```
+//!
+//! | Module | What it is |
+//! |---|---|
+//! | [`Ensemble`] | the handle: start, submit, status, shutdown |
+//! | [`scheduler`] | the pure [`Scheduler`](scheduler::Scheduler) and its actor |
+//! | [`shard`] | executors on compute threads, and the actors that own them |
+//! | [`plan`] | what crosses between scheduler and shards |
+//! | [`request`] | what callers hand in and get back |
+//! | [`status`] | what an ensemble says of itself |
+//!
+//! Absent on purpose: text (this crate speaks token ids), sockets, configuration files, model arithmetic, and any
+//! process-wide state: ractor's registry of names is never used, so that many ensembles live in one process.
+
+pub mod config;
+mod ensemble;
+pub mod error;
+mod group;
+pub mod ids;
+pub mod plan;
+mod replica;
+pub mod request;
+pub mod scheduler;
+pub mod shard;
+pub mod status;
+mod supervisor;
+
+pub use config::{CacheSpec, SchedulerConfig};
+pub use ensemble::{Ensemble, EnsembleSpec, Generation};
+pub use error::{EnsembleError, ShardError};
+pub use ids::{Epoch, SequenceId, Step};
+pub use request::{FinishReason, GenerationError, GenerationEvent, Request, SubmitError};
+pub use shard::{
+    LoadProgress, ModelExecutor, ProgressCallback, ProgressReporter, RankShare, Rejoined, ShardExecutor,
+    ShardFactory,
+};
+pub use status::{EnsembleState, FinishedCounts, RankStatus, ShardState, Status};

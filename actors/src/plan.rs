@@ -1,0 +1,131 @@
+//! What crosses between scheduler and shards: differences down, small results up.
+//!
+//! Plain values. Every shard of a group gets the same plan in the same order.
+
+use consort_kernels::sampling::SamplingParams;
+use consort_parallel::ids::BlockId;
+
+use crate::ids::{Epoch, SequenceId, Step};
+
+/// One step for every shard of a group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepPlan {
+    /// Life of the group that this plan belongs to.
+    pub epoch: Epoch,
+    /// Its number in the epoch.
+    pub step: Step,
+    /// Sequences the shards have not heard of (in this epoch, or since they were preempted).
+    pub begin: Vec<NewSequence>,
+    /// What to execute, in row order.
+    pub run: Vec<Span>,
+    /// Pages to copy before executing (copy-on-write).
+    pub copies: Vec<BlockCopy>,
+    /// Sequences to forget after the step: finished, cancelled or preempted.
+    pub end: Vec<SequenceId>,
+}
+
+/// What a shard must know of a sequence once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewSequence {
+    /// Its name in later spans.
+    pub sequence: SequenceId,
+    /// How to draw its tokens.
+    pub sampling: SamplingParams,
+    /// Log-probabilities to report with each drawn token: the drawn one and this many best.
+    pub logprobs: Option<u32>,
+}
+
+/// A page copied over another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// Source.
+    pub from: BlockId,
+    /// Destination.
+    pub to: BlockId,
+}
+
+/// The part of a step that belongs to one sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Span {
+    /// Which.
+    pub sequence: SequenceId,
+    /// What to append.
+    pub tokens: Tokens,
+    /// Pages appended to its block table before these tokens are written.
+    pub new_blocks: Vec<BlockId>,
+    /// What to send back.
+    pub output: Output,
+}
+
+/// Tokens appended to a sequence in a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tokens {
+    /// Known to the scheduler: prompt chunks and replays.
+    Given(Vec<u32>),
+    /// The token that the shard itself drew for this sequence in its last span: lets a step be planned
+    /// before the previous one is absorbed.
+    LastSampled,
+}
+
+/// What a span sends back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Nothing: a prefill chunk that is not the last.
+    Nothing,
+    /// One token drawn after the last row.
+    Sample,
+    /// Log-probabilities of the prompt token that follows each row, then one drawn token if `sample`.
+    PromptLogprobs {
+        /// Best alternatives to report per position.
+        top: u32,
+        /// The prompt token that follows the span's last row; absent when the span ends the prompt.
+        next: Option<u32>,
+        /// Whether a token is drawn after the last row.
+        sample: bool,
+    },
+}
+
+/// What a shard says of an executed step. Only rank 0's tokens are used; digests of all are compared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepResult {
+    /// Epoch of the plan.
+    pub epoch: Epoch,
+    /// Number of the plan.
+    pub step: Step,
+    /// What each sequence that had an output got.
+    pub outputs: Vec<SpanOutput>,
+    /// Hash over all drawn tokens of the step; equal on every rank or the group is broken.
+    pub digest: u64,
+}
+
+/// One sequence's part of a [`StepResult`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpanOutput {
+    /// Which.
+    pub sequence: SequenceId,
+    /// The drawn tokens (one today).
+    pub sampled: Vec<Sampled>,
+    /// Prompt log-probabilities, one per row that has a following prompt token: row `i` predicts the token after
+    /// it, so the first token of a prompt has none.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+}
+
+/// One drawn token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// Its id.
+    pub token: u32,
+    /// Raw log-probabilities at its position, when asked for.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Log-probabilities at one position, from raw logits (before temperature and filters).
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprobs {
+    /// The token that stands there.
+    pub token: u32,
+    /// Its log-probability.
+    pub logprob: f32,
+    /// Best tokens, best first; ties to the lower id.
+    pub top: Vec<(u32, f32)>,
+}

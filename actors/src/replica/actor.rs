@@ -1,0 +1,141 @@
+//! The replica's actor: starts scheduler and group, and restarts them rest-for-one.
+
+use std::{sync::Arc, time::Instant};
+
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use tokio::sync::oneshot;
+
+use super::ReplicaMessage;
+use crate::{
+    ensemble::Shared,
+    error::EnsembleError,
+    group::{GroupActor, GroupArguments, GroupMessage, RestartBudget},
+    ids::Epoch,
+    scheduler::{SchedulerActor, SchedulerArguments, SchedulerMessage},
+    status::EnsembleState,
+};
+
+/// What a replica starts from.
+pub(crate) struct ReplicaArguments {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) first_load: oneshot::Sender<Result<(), EnsembleError>>,
+}
+
+/// The actor. All state is in [`ReplicaState`].
+pub(crate) struct ReplicaActor;
+
+/// The two children, in starting order.
+pub(crate) struct ReplicaState {
+    shared: Arc<Shared>,
+    scheduler: Option<ActorRef<SchedulerMessage>>,
+    group: Option<ActorRef<GroupMessage>>,
+    budget: RestartBudget,
+}
+
+impl Actor for ReplicaActor {
+    type Msg = ReplicaMessage;
+    type State = ReplicaState;
+    type Arguments = ReplicaArguments;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<ReplicaMessage>,
+        arguments: ReplicaArguments,
+    ) -> Result<ReplicaState, ActorProcessingErr> {
+        let ReplicaArguments { shared, first_load } = arguments;
+        let mut state =
+            ReplicaState { shared, scheduler: None, group: None, budget: RestartBudget::default() };
+        state.start_missing(&myself, Some(first_load)).await?;
+        Ok(state)
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<ReplicaMessage>,
+        event: SupervisionEvent,
+        state: &mut ReplicaState,
+    ) -> Result<(), ActorProcessingErr> {
+        let (who, reason) = match event {
+            SupervisionEvent::ActorFailed(who, error) => (who.get_id(), error.to_string()),
+            SupervisionEvent::ActorTerminated(who, _, reason) => (who.get_id(), reason.unwrap_or_default()),
+            _ => return Ok(()),
+        };
+        if state.scheduler.as_ref().is_some_and(|scheduler| scheduler.get_id() == who) {
+            state.scheduler = None;
+            state.restart(&myself, format!("the scheduler ended: {reason}")).await?;
+        } else if state.group.as_ref().is_some_and(|group| group.get_id() == who) {
+            state.group = None;
+            state.restart(&myself, format!("the shard group ended: {reason}")).await?;
+        }
+        Ok(())
+    }
+
+    async fn post_stop(
+        &self,
+        _myself: ActorRef<ReplicaMessage>,
+        state: &mut ReplicaState,
+    ) -> Result<(), ActorProcessingErr> {
+        state.shared.set_scheduler(None);
+        if let Some(scheduler) = state.scheduler.take() {
+            // An error means that it has ended already; so below.
+            let _ = scheduler.stop_and_wait(None, None).await;
+        }
+        if let Some(group) = state.group.take() {
+            let _ = group.stop_and_wait(None, None).await;
+        }
+        Ok(())
+    }
+}
+
+impl ReplicaState {
+    /// The one place where a restart is decided: a child that ended and all started after it are started anew.
+    async fn restart(
+        &mut self,
+        myself: &ActorRef<ReplicaMessage>,
+        reason: String,
+    ) -> Result<(), ActorProcessingErr> {
+        let Some(attempt) = self.budget.spend(Instant::now()) else {
+            self.shared.board.transition(EnsembleState::Failed { reason: reason.clone() });
+            return Err(reason.into());
+        };
+        tracing::warn!(attempt, reason, "replica restarts");
+        self.shared.board.transition(EnsembleState::Restarting { attempt, reason: reason.clone() });
+        match &self.scheduler {
+            Some(scheduler) => {
+                let epoch = Epoch(self.shared.board.snapshot().epoch);
+                let _ = scheduler.cast(SchedulerMessage::GroupLost { epoch, reason });
+            }
+            None => {
+                self.shared.set_scheduler(None);
+                if let Some(group) = self.group.take() {
+                    // Waits for its threads too: two generations of weights may not fit.
+                    let _ = group.stop_and_wait(Some(reason), None).await;
+                }
+            }
+        }
+        self.start_missing(myself, None).await
+    }
+
+    async fn start_missing(
+        &mut self,
+        myself: &ActorRef<ReplicaMessage>,
+        first_load: Option<oneshot::Sender<Result<(), EnsembleError>>>,
+    ) -> Result<(), ActorProcessingErr> {
+        let scheduler = match &self.scheduler {
+            Some(scheduler) => scheduler.clone(),
+            None => {
+                let arguments = SchedulerArguments { shared: Arc::clone(&self.shared) };
+                let (scheduler, _) =
+                    Actor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
+                self.shared.set_scheduler(Some(scheduler.clone()));
+                self.scheduler.insert(scheduler).clone()
+            }
+        };
+        if self.group.is_none() {
+            let arguments = GroupArguments { shared: Arc::clone(&self.shared), scheduler, first_load };
+            let (group, _) = Actor::spawn_linked(None, GroupActor, arguments, myself.get_cell()).await?;
+            self.group = Some(group);
+        }
+        Ok(())
+    }
+}

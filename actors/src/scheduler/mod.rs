@@ -1,0 +1,30 @@
+//! The scheduler: which sequences run in which step, over which blocks.
+//!
+//! [`Scheduler`] and [`BlockPool`] are plain values and decide everything; the actor around them only receives,
+//! calls one method, and sends what it returns. Nothing here reads a clock or touches a tensor.
+
+mod actor;
+mod message;
+mod planning;
+mod pool;
+mod sequence;
+mod state;
+mod streams;
+
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use actor::{SchedulerActor, SchedulerArguments};
+pub(crate) use message::{SchedulerMessage, Submission};
+pub use pool::{Admission, BlockPool};
+pub use state::{AbsorbError, Event, Scheduler, SchedulerCounters};
+pub(crate) use streams::GENERATION_QUEUE_EVENTS;
+
+/// Steps that may be planned and not absorbed. Two keep a shard busy while the result of its last step travels;
+/// more would only waste work on sequences that have already stopped.
+pub const STEPS_IN_FLIGHT_MAX: usize = 2;
+
+/// Times one sequence may lose its blocks. After that it waits until all it may need is free, and keeps it.
+pub const PREEMPTIONS_MAX: u8 = 4;

@@ -1,0 +1,264 @@
+//! Single decisions of the scheduler, one at a time.
+
+use consort_kernels::sampling::SamplingParams;
+
+use super::{
+    AbsorbError, Admission, BlockPool, Scheduler,
+    simulation::{SimShard, Simulation, VOCAB},
+};
+use crate::{
+    config::{CacheSpec, SchedulerConfig},
+    ids::{Epoch, SequenceId, Step},
+    plan::{Output, StepPlan, StepResult, Tokens},
+    request::{FinishReason, GenerationEvent, Request, SubmitError},
+};
+
+const CONFIG: SchedulerConfig = SchedulerConfig {
+    max_num_seqs: 4,
+    max_num_batched_tokens: 8,
+    max_model_len: 64,
+    max_waiting_requests: 3,
+};
+const CACHE: CacheSpec = CacheSpec { block_size: 4, num_blocks: 16 };
+
+fn request(prompt_len: usize, max_tokens: usize) -> Request {
+    Request {
+        prompt: (0..prompt_len as u32).collect(),
+        sampling: SamplingParams::default(),
+        max_tokens,
+        stop_token_ids: Vec::new(),
+        logprobs: None,
+        prompt_logprobs: None,
+    }
+}
+
+fn scheduler() -> Scheduler {
+    Scheduler::new(CONFIG, CACHE, VOCAB, Epoch(0))
+}
+
+fn spans(plan: &StepPlan) -> Vec<(u64, usize)> {
+    let len = |tokens: &Tokens| if let Tokens::Given(given) = tokens { given.len() } else { 1 };
+    plan.run.iter().map(|span| (span.sequence.0, len(&span.tokens))).collect()
+}
+
+#[test]
+fn a_long_prompt_is_prefilled_in_chunks_of_the_budget() {
+    let mut scheduler = scheduler();
+    scheduler.submit(SequenceId(0), request(20, 4)).unwrap();
+    let mut shard = SimShard::new(CACHE.block_size, Epoch(0));
+    let mut chunks = Vec::new();
+    for _ in 0..3 {
+        let plan = scheduler.plan().unwrap();
+        chunks.push((spans(&plan)[0].1, plan.run[0].output));
+        scheduler.absorb(shard.execute(&plan)).unwrap();
+    }
+    assert_eq!(chunks, [(8, Output::Nothing), (8, Output::Nothing), (4, Output::Sample)]);
+}
+
+#[test]
+fn decodes_go_before_prefill_chunks_and_share_the_budget() {
+    let mut scheduler = scheduler();
+    let mut shard = SimShard::new(CACHE.block_size, Epoch(0));
+    scheduler.submit(SequenceId(0), request(3, 9)).unwrap();
+    let first = scheduler.plan().unwrap();
+    scheduler.submit(SequenceId(1), request(20, 4)).unwrap();
+    let second = scheduler.plan().unwrap();
+    assert_eq!(spans(&first), [(0, 3)]);
+    assert_eq!(spans(&second), [(0, 1), (1, 7)]);
+    assert_eq!(second.run[0].tokens, Tokens::LastSampled);
+    scheduler.absorb(shard.execute(&first)).unwrap();
+    scheduler.absorb(shard.execute(&second)).unwrap();
+}
+
+#[test]
+fn no_more_than_two_steps_are_in_flight() {
+    let mut scheduler = scheduler();
+    scheduler.submit(SequenceId(0), request(3, 9)).unwrap();
+    assert!(scheduler.plan().is_some() && scheduler.plan().is_some());
+    assert!(scheduler.plan().is_none());
+}
+
+#[test]
+fn a_length_limit_is_never_planned_beyond() {
+    let mut scheduler = scheduler();
+    scheduler.submit(SequenceId(0), request(3, 1)).unwrap();
+    assert!(scheduler.plan().is_some());
+    assert!(scheduler.plan().is_none(), "the only token is in flight");
+}
+
+#[test]
+fn a_token_drawn_after_a_stop_is_discarded() {
+    let mut shard = SimShard::new(CACHE.block_size, Epoch(0));
+    let mut scheduler = scheduler();
+    let mut stopping = request(3, 9);
+    stopping.stop_token_ids = (0..VOCAB as u32).collect();
+    scheduler.submit(SequenceId(0), stopping).unwrap();
+    let (first, ahead) = (scheduler.plan().unwrap(), scheduler.plan().unwrap());
+    let events = scheduler.absorb(shard.execute(&first)).unwrap();
+    assert!(matches!(events[1].event, GenerationEvent::Finished(FinishReason::Stop { .. })), "{events:?}");
+    assert_eq!(scheduler.used_blocks(), 1, "the step ahead may still write its block");
+    assert_eq!(scheduler.absorb(shard.execute(&ahead)).unwrap(), []);
+    assert_eq!(scheduler.used_blocks(), 0);
+    assert_eq!(scheduler.counters().generated_tokens, 1);
+}
+
+#[test]
+fn blocks_of_a_cancelled_request_are_free_within_two_steps() {
+    let mut shard = SimShard::new(CACHE.block_size, Epoch(0));
+    let mut scheduler = scheduler();
+    scheduler.submit(SequenceId(0), request(6, 9)).unwrap();
+    let plans = [scheduler.plan().unwrap(), scheduler.plan().unwrap()];
+    assert!(scheduler.cancel(SequenceId(0)));
+    scheduler.check_invariants();
+    assert_eq!(scheduler.used_blocks(), 2);
+    for plan in plans {
+        assert_eq!(scheduler.absorb(shard.execute(&plan)).unwrap(), []);
+    }
+    assert_eq!(scheduler.used_blocks(), 0);
+}
+
+#[test]
+fn ended_sequences_are_named_in_the_next_plan() {
+    let mut scheduler = scheduler();
+    let mut shard = SimShard::new(CACHE.block_size, Epoch(0));
+    scheduler.submit(SequenceId(0), request(3, 1)).unwrap();
+    let plan = scheduler.plan().unwrap();
+    scheduler.absorb(shard.execute(&plan)).unwrap();
+    scheduler.submit(SequenceId(1), request(3, 1)).unwrap();
+    assert_eq!(scheduler.plan().unwrap().end, [SequenceId(0)]);
+}
+
+#[test]
+fn what_can_never_be_served_is_refused_at_once() {
+    let mut scheduler = Scheduler::new(CONFIG, CacheSpec { block_size: 4, num_blocks: 5 }, VOCAB, Epoch(0));
+    let mut submit = |request| scheduler.submit(SequenceId(0), request).unwrap_err();
+    assert_eq!(submit(request(0, 1)), SubmitError::EmptyPrompt);
+    assert!(matches!(submit(request(1, usize::MAX)), SubmitError::TooLong { .. }));
+    assert!(matches!(
+        submit(request(10, 12)),
+        SubmitError::NeverFits { needed_blocks: 6, total_blocks: 5, .. }
+    ));
+    let mut unknown = request(2, 1);
+    unknown.prompt[1] = VOCAB as u32;
+    assert!(matches!(submit(unknown), SubmitError::UnknownToken { position: 1, .. }));
+    assert!(scheduler.is_idle());
+    // The last token is never written: this one fits to the token.
+    scheduler.submit(SequenceId(1), request(10, 11)).unwrap();
+}
+
+#[test]
+fn the_waiting_queue_is_bounded() {
+    let mut scheduler = scheduler();
+    for id in 0..3 {
+        scheduler.submit(SequenceId(id), request(8, 1)).unwrap();
+    }
+    let refusal = scheduler.submit(SequenceId(3), request(8, 1)).unwrap_err();
+    assert_eq!(refusal, SubmitError::Overloaded { waiting: 3, limit: 3 });
+    scheduler.plan();
+    scheduler.submit(SequenceId(3), request(8, 1)).unwrap();
+}
+
+#[test]
+fn prompt_logprobs_cross_chunks_with_the_token_that_follows() {
+    let mut scheduler = scheduler();
+    let mut asking = request(12, 0);
+    asking.prompt_logprobs = Some(1);
+    scheduler.submit(SequenceId(0), asking).unwrap();
+    let plans = [scheduler.plan().unwrap(), scheduler.plan().unwrap()];
+    assert_eq!(plans[0].run[0].output, Output::PromptLogprobs { top: 1, next: Some(8), sample: false });
+    assert_eq!(plans[1].run[0].output, Output::PromptLogprobs { top: 1, next: None, sample: false });
+    let mut shard = SimShard::new(CACHE.block_size, Epoch(0));
+    let mut positions = Vec::new();
+    let mut last = None;
+    for plan in plans {
+        for event in scheduler.absorb(shard.execute(&plan)).unwrap() {
+            match event.event {
+                GenerationEvent::PromptLogprobs(part) => {
+                    positions.extend(part.iter().map(|entry| entry.token))
+                }
+                other => last = Some(other),
+            }
+        }
+    }
+    assert_eq!(positions, (1..12).collect::<Vec<u32>>());
+    assert_eq!(last, Some(GenerationEvent::Finished(FinishReason::Length)));
+    assert_eq!(scheduler.used_blocks(), 0);
+}
+
+#[test]
+fn the_newest_sequence_gives_way_and_keeps_its_prefix() {
+    let cache = CacheSpec { block_size: 4, num_blocks: 4 };
+    let mut simulation = Simulation::new(CONFIG, cache, 1);
+    simulation.submit(0, request(3, 10)).unwrap();
+    simulation.submit(1, request(3, 10)).unwrap();
+    while simulation.scheduler.counters().preemptions == 0 {
+        simulation.plan();
+        if simulation.scheduler.counters().preemptions == 0 {
+            simulation.absorb();
+        }
+    }
+    let emitted: Vec<u32> = simulation.outcomes[&SequenceId(1)].sampled.iter().map(|s| s.token).collect();
+    let journal = simulation.scheduler.journal(SequenceId(1)).unwrap();
+    assert!(!emitted.is_empty());
+    assert_eq!(journal[3..], emitted);
+    assert_eq!((simulation.scheduler.running(), simulation.scheduler.waiting()), (1, 1));
+    simulation.drain();
+    assert!(simulation.outcomes.values().all(|outcome| outcome.sampled.len() == 10));
+}
+
+#[test]
+fn results_out_of_turn_are_refused_and_change_nothing() {
+    let mut scheduler = scheduler();
+    scheduler.submit(SequenceId(0), request(3, 2)).unwrap();
+    let plan = scheduler.plan().unwrap();
+    let good = SimShard::new(CACHE.block_size, Epoch(0)).execute(&plan);
+    let wrong = |change: fn(&mut StepResult)| {
+        let mut result = good.clone();
+        change(&mut result);
+        result
+    };
+    let mut refuse = |change| scheduler.absorb(wrong(change)).unwrap_err();
+    assert!(matches!(refuse(|r| r.epoch = Epoch(1)), AbsorbError::Epoch { .. }));
+    assert!(matches!(refuse(|r| r.step = Step(1)), AbsorbError::Order { expected: Some(Step(0)), .. }));
+    assert_eq!(scheduler.absorb(good).unwrap().len(), 1);
+}
+
+#[test]
+fn a_result_that_does_not_answer_its_plan_is_refused() {
+    for change in [
+        (|r: &mut StepResult| r.outputs.clear()) as fn(&mut StepResult),
+        |r| r.outputs[0].sampled.clear(),
+        |r| r.outputs[0].sequence = SequenceId(9),
+        |r| r.outputs[0].sampled[0].token = VOCAB as u32,
+    ] {
+        let mut scheduler = scheduler();
+        scheduler.submit(SequenceId(0), request(3, 2)).unwrap();
+        let mut result = SimShard::new(CACHE.block_size, Epoch(0)).execute(&scheduler.plan().unwrap());
+        change(&mut result);
+        assert!(matches!(scheduler.absorb(result), Err(AbsorbError::Content { .. })));
+    }
+}
+
+#[test]
+fn a_pool_says_what_fits_waits_and_never_fits() {
+    let mut pool = BlockPool::new(3);
+    assert_eq!(pool.admission(2, 3), Admission::Fits);
+    assert_eq!(pool.admission(2, 4), Admission::Never);
+    let taken = vec![pool.take().unwrap(), pool.take().unwrap()];
+    assert_eq!(pool.admission(2, 3), Admission::Wait);
+    pool.release(taken, Some(Step(1)));
+    pool.absorbed(Step(0));
+    assert_eq!((pool.free(), pool.quarantined()), (1, 2));
+    pool.absorbed(Step(1));
+    assert_eq!((pool.free(), pool.quarantined()), (3, 0));
+    pool.check_invariants(std::iter::empty());
+}
+
+#[test]
+#[should_panic(expected = "released twice")]
+fn a_block_released_twice_is_a_broken_invariant() {
+    let mut pool = BlockPool::new(1);
+    let block = pool.take().unwrap();
+    pool.release(vec![block], None);
+    pool.release(vec![block], None);
+}

@@ -1,0 +1,187 @@
+//! The compute thread of a shard, and the ledger of all such threads of an ensemble.
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use consort_parallel::{collective::Collective, ids::Rank};
+use ractor::ActorRef;
+
+use super::{ProgressReporter, Rejoined, ShardExecutor, ShardFactory, ShardMessage};
+use crate::{
+    error::ShardError,
+    group::{GroupMessage, RESTARTS_MAX},
+    ids::Epoch,
+    plan::StepPlan,
+    scheduler::STEPS_IN_FLIGHT_MAX,
+};
+
+/// Commands that may wait for a compute thread in a group of `ranks`: the steps in flight, and the rejoins that can
+/// pile up while the thread is busy (loading, say): one per restart that is tolerated, and one per rank that is lost
+/// with another in one incident. The protocol never fills the queue; a full one is a failure.
+fn compute_queue_commands(ranks: usize) -> usize {
+    STEPS_IN_FLIGHT_MAX + RESTARTS_MAX as usize + ranks
+}
+
+/// Stack of a compute thread. Model layers keep their tiles on it.
+const STACK_BYTES: usize = 8 << 20;
+
+/// How often a wait for threads looks again.
+const JOIN_POLL: Duration = Duration::from_millis(2);
+
+/// What a compute thread is told.
+enum ComputeCommand {
+    Execute(Arc<StepPlan>),
+    Rejoin { epoch: Epoch, comm: Box<dyn Collective>, rebuild: bool },
+}
+
+/// All that a compute thread starts from.
+pub(super) struct ComputeArguments {
+    pub(super) rank: Rank,
+    pub(super) epoch: Epoch,
+    pub(super) comm: Box<dyn Collective>,
+    pub(super) factory: Arc<dyn ShardFactory>,
+    pub(super) progress: ProgressReporter,
+    pub(super) group: ActorRef<GroupMessage>,
+    pub(super) shard: ActorRef<ShardMessage>,
+}
+
+/// The sending side of a compute thread. Dropping it ends the thread after its present command.
+pub(super) struct ComputeThread {
+    commands: SyncSender<ComputeCommand>,
+    capacity: usize,
+}
+
+impl ComputeThread {
+    pub(super) fn spawn(arguments: ComputeArguments, ledger: &ThreadLedger) -> Result<Self, ShardError> {
+        let capacity = compute_queue_commands(arguments.comm.size());
+        let (commands, receiver) = sync_channel(capacity);
+        let name = format!("consort-shard-{}", arguments.rank.0);
+        let body = move || run(arguments, &receiver);
+        let thread = std::thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body);
+        ledger.add(thread.map_err(|source| ShardError::Spawn { source })?);
+        Ok(Self { commands, capacity })
+    }
+
+    pub(super) fn execute(&self, plan: Arc<StepPlan>) -> Result<(), ShardError> {
+        self.send(ComputeCommand::Execute(plan))
+    }
+
+    pub(super) fn rejoin(
+        &self,
+        epoch: Epoch,
+        comm: Box<dyn Collective>,
+        rebuild: bool,
+    ) -> Result<(), ShardError> {
+        self.send(ComputeCommand::Rejoin { epoch, comm, rebuild })
+    }
+
+    fn send(&self, command: ComputeCommand) -> Result<(), ShardError> {
+        self.commands.try_send(command).map_err(|error| match error {
+            TrySendError::Full(_) => ShardError::Stuck { queued: self.capacity },
+            TrySendError::Disconnected(_) => ShardError::ThreadEnded,
+        })
+    }
+}
+
+/// Body of the thread. The executor is gone before the end is told, so that a successor finds its memory free.
+fn run(arguments: ComputeArguments, commands: &Receiver<ComputeCommand>) {
+    let rank = arguments.rank;
+    let shard = arguments.shard.clone();
+    let outcome = catch_unwind(AssertUnwindSafe(|| compute(arguments, commands)))
+        .unwrap_or_else(|panic| Err(ShardError::Panicked { message: panic_message(panic.as_ref()) }));
+    match outcome {
+        Ok(()) => tracing::debug!(rank = rank.0, "compute thread ended"),
+        Err(error) => {
+            tracing::debug!(rank = rank.0, %error, "compute thread failed");
+            // When the actor is gone too, its supervisor already knows.
+            let _ = shard.cast(ShardMessage::ComputeEnded(error));
+        }
+    }
+}
+
+fn compute(arguments: ComputeArguments, commands: &Receiver<ComputeCommand>) -> Result<(), ShardError> {
+    let ComputeArguments { rank, epoch, comm, factory, progress, group, shard: _ } = arguments;
+    let mut executor = factory.build(rank, comm, &progress)?;
+    report_loaded(&group, rank, epoch, executor.as_ref());
+    // The queue closes when the actor ends.
+    while let Ok(command) = commands.recv() {
+        match command {
+            ComputeCommand::Execute(plan) => match executor.execute(&plan) {
+                Ok(result) => {
+                    let _ = group.cast(GroupMessage::ShardExecuted { rank, result });
+                }
+                Err(ShardError::Aborted { reason }) => {
+                    let _ = group.cast(GroupMessage::ShardAborted { rank, epoch: plan.epoch, reason });
+                }
+                Err(error) => return Err(error),
+            },
+            ComputeCommand::Rejoin { epoch, comm, rebuild } => {
+                let rejoined =
+                    if rebuild { Rejoined::Rebuild(comm) } else { executor.rejoin(epoch, comm)? };
+                if let Rejoined::Rebuild(comm) = rejoined {
+                    // First out with the old one: two of them may not fit the device.
+                    drop(executor);
+                    executor = factory.build(rank, comm, &progress)?;
+                }
+                report_loaded(&group, rank, epoch, executor.as_ref());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn report_loaded(group: &ActorRef<GroupMessage>, rank: Rank, epoch: Epoch, executor: &dyn ShardExecutor) {
+    let (weight_bytes, kv_bytes) = (executor.weight_bytes(), executor.kv_bytes());
+    let _ = group.cast(GroupMessage::ShardLoaded { rank, epoch, weight_bytes, kv_bytes });
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
+}
+
+/// Every compute thread of an ensemble that was not joined yet.
+#[derive(Default)]
+pub(crate) struct ThreadLedger {
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl ThreadLedger {
+    fn add(&self, thread: JoinHandle<()>) {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.push(thread);
+    }
+
+    /// Joins threads that have ended; returns how many still run.
+    pub(crate) fn reap(&self) -> usize {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let (ended, alive): (Vec<_>, Vec<_>) = threads.drain(..).partition(JoinHandle::is_finished);
+        *threads = alive;
+        for thread in ended {
+            // `run` catches panics; should one escape, it was printed by the panic hook.
+            let _ = thread.join();
+        }
+        threads.len()
+    }
+
+    /// Waits until all threads have ended, for `limit` at most. Returns how many still run: a thread cannot be
+    /// killed, so one that hangs in a kernel stays.
+    pub(crate) async fn join_all(&self, limit: Duration) -> usize {
+        let deadline = Instant::now() + limit;
+        loop {
+            let alive = self.reap();
+            if alive == 0 || Instant::now() >= deadline {
+                return alive;
+            }
+            tokio::time::sleep(JOIN_POLL).await;
+        }
+    }
+}

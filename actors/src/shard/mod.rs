@@ -1,0 +1,80 @@
+//! One rank of the group: an actor that owns a compute thread, and what runs on that thread.
+//!
+//! The actor never computes. The thread builds an executor through the [`ShardFactory`], executes plans in order, and
+//! reports to the group; its panic or error becomes the actor's failure, which is a supervision event.
+
+mod actor;
+mod compute;
+mod executor;
+mod message;
+mod progress;
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+pub(crate) use actor::{ShardActor, ShardArguments};
+pub(crate) use compute::ThreadLedger;
+use consort_parallel::{collective::Collective, ids::Rank};
+pub use executor::ModelExecutor;
+pub(crate) use message::ShardMessage;
+pub use progress::{LoadProgress, ProgressCallback, ProgressReporter};
+
+use crate::{
+    error::ShardError,
+    ids::Epoch,
+    plan::{StepPlan, StepResult},
+};
+
+/// What a rank holds of the model, for status.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankShare {
+    /// Query heads it computes.
+    pub query_heads: Range<usize>,
+    /// Key/value heads it holds.
+    pub kv_heads: Range<usize>,
+}
+
+/// Builds executors. Shared by all ranks; `build` runs on the rank's own compute thread, so what it returns may stay
+/// bound to that thread.
+pub trait ShardFactory: Send + Sync + 'static {
+    /// Builds the executor of `rank`. Called at the start, and again for a rank that was lost.
+    fn build(
+        &self,
+        rank: Rank,
+        comm: Box<dyn Collective>,
+        progress: &ProgressReporter,
+    ) -> Result<Box<dyn ShardExecutor>, ShardError>;
+
+    /// What the rank will hold.
+    fn describe(&self, rank: Rank) -> RankShare;
+}
+
+/// Executes plans on one rank. Lives on the rank's compute thread.
+pub trait ShardExecutor {
+    /// Executes one step. [`ShardError::Aborted`] says that this rank is sound and the group is not; any other error
+    /// ends the executor.
+    fn execute(&mut self, plan: &StepPlan) -> Result<StepResult, ShardError>;
+
+    /// Bytes of weights it holds.
+    fn weight_bytes(&self) -> u64;
+
+    /// Bytes of its KV pool.
+    fn kv_bytes(&self) -> u64;
+
+    /// Enters a new epoch with a new collective, keeping weights and forgetting sequences. An executor that cannot
+    /// gives the collective back, and is dropped and built anew.
+    fn rejoin(&mut self, epoch: Epoch, comm: Box<dyn Collective>) -> Result<Rejoined, ShardError> {
+        let _ = epoch;
+        Ok(Rejoined::Rebuild(comm))
+    }
+}
+
+/// Outcome of [`ShardExecutor::rejoin`].
+pub enum Rejoined {
+    /// The executor is part of the new epoch.
+    Kept,
+    /// Build a new one with this collective.
+    Rebuild(Box<dyn Collective>),
+}

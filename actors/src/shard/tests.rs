@@ -1,0 +1,331 @@
+//! The real executor over a model that is a pure function of the tokens in its pages.
+
+use std::collections::BTreeMap;
+
+use consort_kernels::{
+    DType,
+    device::Device,
+    kv_append::PageShape,
+    sampling::{SamplingParams, log_probabilities, sample},
+};
+use consort_parallel::{
+    batch::Batch,
+    collective::{Collective, LocalGroup},
+    ids::BlockId,
+    kv::{KvLayout, KvStore},
+    model::{Model, ModelError},
+};
+
+use super::{ModelExecutor, Rejoined, ShardExecutor};
+use crate::{
+    config::{CacheSpec, SchedulerConfig},
+    error::ShardError,
+    ids::{Epoch, SequenceId, Step},
+    plan::{BlockCopy, NewSequence, Output, Span, StepPlan, StepResult, Tokens},
+    request::{FinishReason, GenerationEvent, Request},
+    scheduler::Scheduler,
+};
+
+const VOCAB: usize = 50;
+const BLOCK: usize = 16;
+const BLOCKS: usize = 8;
+const LOGIT_ROWS_MAX: usize = 3;
+
+/// Keeps tokens by page, and computes logits from the history that a block table names.
+struct TableModel {
+    pages: BTreeMap<(BlockId, usize), u32>,
+    histories: Vec<Vec<u32>>,
+    logits: Vec<f32>,
+}
+
+fn logits_after(history: &[u32]) -> Vec<f32> {
+    let hash = history
+        .iter()
+        .fold(7u64, |hash, &token| hash.wrapping_mul(6364136223846793005) + u64::from(token) + 1);
+    let hash = (hash ^ (hash >> 29)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 8;
+    (0..VOCAB as u64).map(|id| ((hash ^ id.wrapping_mul(0x9e37_79b9)) % 1009) as f32 / 200.0).collect()
+}
+
+impl Model for TableModel {
+    fn forward(
+        &mut self,
+        batch: &Batch,
+        _kv: &mut KvStore,
+        comm: &mut dyn Collective,
+    ) -> Result<(), ModelError> {
+        comm.barrier()?;
+        self.histories.clear();
+        let wanted = |row: usize| batch.output_rows.contains(&row);
+        for span in &batch.spans {
+            let table = &batch.blocks[span.table.clone()];
+            assert_eq!(table.len(), span.context_len.div_ceil(BLOCK), "the table covers the context exactly");
+            assert_eq!(batch.positions[span.rows.end - 1] as usize + 1, span.context_len);
+            for row in span.rows.clone() {
+                let position = batch.positions[row] as usize;
+                self.pages.insert((table[position / BLOCK], position % BLOCK), batch.tokens[row]);
+                if wanted(row) {
+                    let at = |at: usize| self.pages[&(table[at / BLOCK], at % BLOCK)];
+                    self.histories.push((0..=position).map(at).collect());
+                }
+            }
+        }
+        assert_eq!(self.histories.len(), batch.output_rows.len());
+        Ok(())
+    }
+
+    fn logits(
+        &mut self,
+        rows: std::ops::Range<usize>,
+        comm: &mut dyn Collective,
+    ) -> Result<&mut [f32], ModelError> {
+        comm.barrier()?;
+        assert!(!rows.is_empty() && rows.len() <= LOGIT_ROWS_MAX, "{rows:?}");
+        self.logits = self.histories[rows].iter().flat_map(|history| logits_after(history)).collect();
+        Ok(&mut self.logits)
+    }
+
+    fn logit_rows_max(&self) -> usize {
+        LOGIT_ROWS_MAX
+    }
+
+    fn vocab_size(&self) -> usize {
+        VOCAB
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        123
+    }
+
+    fn workspace_bytes(&self) -> u64 {
+        0
+    }
+}
+
+fn executor(comm: Box<dyn Collective>) -> ModelExecutor {
+    let layout = KvLayout { pages: PageShape::new(BLOCK, 1, 4).unwrap(), num_layers: 1, dtype: DType::F32 };
+    let kv = KvStore::new(&Device::cpu(1).unwrap(), layout, BLOCKS).unwrap();
+    let model = TableModel { pages: BTreeMap::new(), histories: Vec::new(), logits: Vec::new() };
+    ModelExecutor::new(Box::new(model), kv, comm)
+}
+
+fn alone() -> ModelExecutor {
+    executor(Box::new(LocalGroup::new(1).remove(0)))
+}
+
+fn sampling() -> SamplingParams {
+    SamplingParams { seed: 11, ..SamplingParams::default() }
+}
+
+fn begin(sequence: u64, logprobs: Option<u32>) -> NewSequence {
+    NewSequence { sequence: SequenceId(sequence), sampling: sampling(), logprobs }
+}
+
+fn span(sequence: u64, tokens: Tokens, new_blocks: &[u32], output: Output) -> Span {
+    let new_blocks = new_blocks.iter().copied().map(BlockId).collect();
+    Span { sequence: SequenceId(sequence), tokens, new_blocks, output }
+}
+
+fn given(tokens: std::ops::Range<u32>) -> Tokens {
+    Tokens::Given(tokens.collect())
+}
+
+fn plan(step: u64, begin: Vec<NewSequence>, run: Vec<Span>) -> StepPlan {
+    StepPlan { epoch: Epoch(4), step: Step(step), begin, run, copies: Vec::new(), end: Vec::new() }
+}
+
+fn draw(history: &[u32]) -> u32 {
+    sample(&mut logits_after(history), &sampling(), history.len() as u64)
+}
+
+fn sampled(result: &StepResult) -> Vec<u32> {
+    result.outputs.iter().flat_map(|output| output.sampled.iter().map(|sampled| sampled.token)).collect()
+}
+
+#[test]
+fn chunks_and_decodes_draw_what_the_whole_history_draws() {
+    let mut executor = alone();
+    let first = plan(0, vec![begin(0, None)], vec![span(0, given(0..10), &[5], Output::Nothing)]);
+    assert_eq!(executor.execute(&first).unwrap().outputs, []);
+    let mut history: Vec<u32> = (0..20).collect();
+    // A second sequence joins in the same step, with a page of its own.
+    let run =
+        vec![span(0, given(10..20), &[2], Output::Sample), span(1, given(30..33), &[7], Output::Sample)];
+    let result = executor.execute(&plan(1, vec![begin(1, None)], run)).unwrap();
+    history.push(draw(&history));
+    assert_eq!(sampled(&result), [history[20], draw(&[30, 31, 32])]);
+    let result =
+        executor.execute(&plan(2, vec![], vec![span(0, Tokens::LastSampled, &[], Output::Sample)])).unwrap();
+    assert_eq!(sampled(&result), [draw(&history)]);
+}
+
+#[test]
+fn log_probabilities_are_of_raw_logits() {
+    let mut executor = alone();
+    let run = vec![span(0, given(0..4), &[0], Output::Sample)];
+    let result = executor.execute(&plan(0, vec![begin(0, Some(3))], run)).unwrap();
+    let drawn = &result.outputs[0].sampled[0];
+    let logits = logits_after(&[0, 1, 2, 3]);
+    let (logprob, top) = log_probabilities(&logits, drawn.token, 3);
+    let reported = drawn.logprobs.as_ref().unwrap();
+    assert_eq!((reported.token, reported.logprob, &reported.top), (drawn.token, logprob, &top));
+}
+
+#[test]
+fn prompt_log_probabilities_go_on_over_chunks_and_logit_groups() {
+    let mut executor = alone();
+    let first = Output::PromptLogprobs { top: 1, next: Some(7), sample: false };
+    let last = Output::PromptLogprobs { top: 1, next: None, sample: true };
+    let plans = [
+        plan(0, vec![begin(0, None)], vec![span(0, given(0..7), &[0], first)]),
+        plan(1, vec![], vec![span(0, given(7..12), &[], last)]),
+    ];
+    let results = plans.map(|plan| executor.execute(&plan).unwrap());
+    let reported: Vec<(u32, f32)> = results
+        .iter()
+        .flat_map(|result| result.outputs[0].prompt_logprobs.iter().map(|entry| (entry.token, entry.logprob)))
+        .collect();
+    let history: Vec<u32> = (0..12).collect();
+    let expected: Vec<(u32, f32)> = (1..12u32)
+        .map(|token| (token, log_probabilities(&logits_after(&history[..token as usize]), token, 1).0))
+        .collect();
+    assert_eq!(reported, expected);
+    assert_eq!(sampled(&results[1]), [draw(&history)]);
+}
+
+#[test]
+fn a_sequence_that_begins_again_draws_the_same_token_from_other_pages() {
+    let mut executor = alone();
+    let run = vec![span(0, given(0..5), &[0], Output::Sample)];
+    let first = executor.execute(&plan(0, vec![begin(0, None)], run)).unwrap();
+    let token = sampled(&first)[0];
+    let mut ended = plan(1, vec![], vec![span(0, Tokens::LastSampled, &[], Output::Sample)]);
+    ended.end = vec![SequenceId(0)];
+    let second = sampled(&executor.execute(&ended).unwrap());
+    let replay = Tokens::Given(vec![0, 1, 2, 3, 4, token]);
+    let again = plan(2, vec![begin(0, None)], vec![span(0, replay, &[6], Output::Sample)]);
+    assert_eq!(sampled(&executor.execute(&again).unwrap()), second);
+}
+
+#[test]
+fn only_rank_0_reports_and_all_ranks_agree() {
+    let threads: Vec<_> = LocalGroup::new(3)
+        .into_iter()
+        .map(|comm| {
+            std::thread::spawn(move || {
+                let mut executor = executor(Box::new(comm));
+                let run = vec![span(0, given(0..5), &[0], Output::Sample)];
+                executor.execute(&plan(0, vec![begin(0, Some(1))], run)).unwrap()
+            })
+        })
+        .collect();
+    let results: Vec<StepResult> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    assert_eq!(results.iter().map(|result| result.outputs.len()).collect::<Vec<_>>(), [1, 0, 0]);
+    assert!(results.iter().all(|result| result.digest == results[0].digest));
+}
+
+#[test]
+fn digests_tell_different_tokens_apart() {
+    let digest_of = |last: u32| {
+        let run = vec![span(0, Tokens::Given(vec![1, last]), &[0], Output::Sample)];
+        let result = alone().execute(&plan(0, vec![begin(0, None)], run)).unwrap();
+        (sampled(&result)[0], result.digest)
+    };
+    let (first, other) =
+        (digest_of(2), (3..40).map(digest_of).find(|(token, _)| *token != digest_of(2).0).unwrap());
+    assert_ne!(first.1, other.1);
+    assert_eq!(digest_of(2), first);
+}
+
+#[test]
+fn plans_out_of_turn_are_refused() {
+    let step = |epoch, step| StepPlan { epoch: Epoch(epoch), ..plan(step, vec![], vec![]) };
+    assert!(matches!(
+        alone().execute(&step(4, 1)),
+        Err(ShardError::WrongStep { got: Step(1), expected: Step(0) })
+    ));
+    let mut executor = alone();
+    executor.execute(&step(4, 0)).unwrap();
+    assert!(matches!(executor.execute(&step(4, 0)), Err(ShardError::WrongStep { .. })));
+    assert!(matches!(executor.execute(&step(5, 1)), Err(ShardError::WrongEpoch { .. })));
+    let comm = Box::new(LocalGroup::new(1).remove(0));
+    assert!(matches!(executor.rejoin(Epoch(5), comm), Ok(Rejoined::Kept)));
+    assert!(matches!(executor.execute(&step(4, 1)), Err(ShardError::WrongEpoch { .. })));
+    executor.execute(&step(5, 0)).unwrap();
+}
+
+#[test]
+fn plans_that_leave_the_pages_are_refused() {
+    let begun = vec![begin(0, None)];
+    let cases = [
+        (vec![], span(0, given(0..2), &[0], Output::Sample), "never begun"),
+        (begun.clone(), span(0, Tokens::LastSampled, &[0], Output::Sample), "no token yet"),
+        (begun.clone(), span(0, given(0..0), &[], Output::Nothing), "no tokens"),
+        (begun.clone(), span(0, given(0..17), &[0], Output::Nothing), "1 blocks of 16 for 17 tokens"),
+        (begun, span(0, given(0..2), &[8], Output::Nothing), "block 8 does not exist"),
+    ];
+    for (begin, span, message) in cases {
+        let error = alone().execute(&plan(0, begin, vec![span])).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+    let mut copying = plan(0, vec![], vec![]);
+    copying.copies = vec![BlockCopy { from: BlockId(0), to: BlockId(99) }];
+    assert!(matches!(alone().execute(&copying), Err(ShardError::Model { .. })));
+}
+
+#[test]
+fn an_aborted_collective_is_not_the_rank_s_fault() {
+    let comm = LocalGroup::new(2).remove(0);
+    comm.abort_handle().abort("rank 1 is gone");
+    let run = vec![span(0, given(0..2), &[0], Output::Sample)];
+    let error = executor(Box::new(comm)).execute(&plan(0, vec![begin(0, None)], run)).unwrap_err();
+    assert!(matches!(&error, ShardError::Aborted { reason } if reason == "rank 1 is gone"), "{error}");
+}
+
+#[test]
+fn scheduler_and_executor_together_equal_solo_runs() {
+    let config = SchedulerConfig {
+        max_num_seqs: 4,
+        max_num_batched_tokens: 24,
+        max_model_len: 100,
+        max_waiting_requests: 16,
+    };
+    let cache = CacheSpec { block_size: BLOCK, num_blocks: BLOCKS };
+    let mut scheduler = Scheduler::new(config, cache, VOCAB, Epoch(4));
+    let mut executor = alone();
+    let prompts: Vec<Vec<u32>> =
+        (0..12u32).map(|id| (0..3 + id * 3).map(|at| (at * 7 + id) % VOCAB as u32).collect()).collect();
+    for (id, prompt) in prompts.iter().enumerate() {
+        let request = Request {
+            prompt: prompt.clone(),
+            sampling: sampling(),
+            max_tokens: 50,
+            stop_token_ids: vec![3],
+            logprobs: None,
+            prompt_logprobs: None,
+        };
+        scheduler.submit(SequenceId(id as u64), request).unwrap();
+    }
+    let (mut results, mut histories) = (std::collections::VecDeque::new(), prompts.clone());
+    while !scheduler.is_idle() {
+        while let Some(plan) = scheduler.plan() {
+            results.push_back(executor.execute(&plan).unwrap());
+        }
+        for event in scheduler.absorb(results.pop_front().expect("progress")).unwrap() {
+            scheduler.check_invariants();
+            if let GenerationEvent::Token(sampled) = event.event {
+                histories[event.sequence.0 as usize].push(sampled.token);
+            } else {
+                let last = GenerationEvent::Finished(FinishReason::Length);
+                assert!(event.event == last || histories[event.sequence.0 as usize].ends_with(&[3]));
+            }
+        }
+    }
+    for (prompt, history) in prompts.iter().zip(&histories) {
+        let mut solo = prompt.clone();
+        while solo.len() < prompt.len() + 50 && (solo.len() == prompt.len() || solo.last() != Some(&3)) {
+            solo.push(draw(&solo));
+        }
+        assert_eq!(history, &solo);
+    }
+    assert!(scheduler.counters().preemptions > 0, "the pool is meant to be too small");
+}

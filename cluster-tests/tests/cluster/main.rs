@@ -1,0 +1,11 @@
+//! Consort as people use it: real processes, real sockets, real clients, a real model.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "figures for the reader of --nocapture")]
+
+mod cli;
+mod engine;
+mod harness;
+mod leaks;
+mod memory;
+mod openai_client;
+mod server;

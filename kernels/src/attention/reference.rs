@@ -1,0 +1,17 @@
+//! The truth: one row and head in f64, no pages, no chunks.
+
+/// Softmax attention of one query over `keys` and `values`, each `[tokens, dim]`.
+pub fn attention(query: &[f32], keys: &[f32], values: &[f32], scale: f32) -> Vec<f32> {
+    let dim = query.len();
+    let dot =
+        |key: &[f32]| -> f64 { query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum() };
+    let scores: Vec<f64> = keys.chunks_exact(dim).map(|key| dot(key) * f64::from(scale)).collect();
+    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    let mut out = vec![0.0f64; dim];
+    for (weight, value) in weights.iter().zip(values.chunks_exact(dim)) {
+        out.iter_mut().zip(value).for_each(|(out, v)| *out += weight / total * f64::from(*v));
+    }
+    out.into_iter().map(|x| x as f32).collect()
+}

@@ -1,0 +1,110 @@
+//! Keys and values of new tokens written into their pages, and the layout of a page.
+//!
+//! Row `i` of `keys` and `values` (heads within wider rows, f32) goes to slot `slots[i] = page · block_size + offset`,
+//! rounded to `T`. A page of one layer holds, per KV head, keys then values in the pairs that attention reads:
+//! keys `[tokens / 16][dims / 2][16 tokens x 2 dims]`, values `[dims / 16][tokens / 2][16 dims x 2 tokens]`.
+
+#[cfg(test)]
+mod tests;
+
+use crate::{
+    Element, KernelError,
+    buffer::{Plain, View, ViewMut},
+    device::Device,
+    rope::Heads,
+};
+
+/// Shape of one layer's pages on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageShape {
+    /// Tokens of a page; a multiple of 16.
+    pub block_size: usize,
+    /// KV heads of this rank.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl PageShape {
+    /// Checks what the kernels ask of a page.
+    pub fn new(block_size: usize, kv_heads: usize, head_dim: usize) -> Result<PageShape, KernelError> {
+        let refuse = |reason: String| Err(KernelError::Unsupported { operation: "kv pages", reason });
+        if block_size == 0 || !block_size.is_multiple_of(16) {
+            return refuse(format!("block_size {block_size} is not a positive multiple of 16"));
+        }
+        if head_dim == 0 || head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(2) {
+            return refuse(format!("head_dim {head_dim} is not an even number up to {HEAD_DIM_MAX}"));
+        }
+        Ok(PageShape { block_size, kv_heads, head_dim })
+    }
+
+    /// Head width rounded up to whole vectors.
+    pub(crate) fn padded_dim(&self) -> usize {
+        self.head_dim.next_multiple_of(16)
+    }
+
+    /// Elements of keys (or of values) of one head in one page.
+    pub(crate) fn half_elements(&self) -> usize {
+        self.block_size * self.padded_dim()
+    }
+
+    /// Elements of one page of one layer.
+    pub fn page_elements(&self) -> usize {
+        2 * self.kv_heads * self.half_elements()
+    }
+
+    /// Offset in a head's keys of dimension `dim` of the token at `offset`.
+    pub(crate) fn key_at<T: Element>(&self, offset: usize, dim: usize) -> usize {
+        (offset / 16 * (self.padded_dim() / 2) + dim / 2) * 32 + T::pair_offset(offset % 16, dim % 2)
+    }
+
+    /// Offset in a head's values of dimension `dim` of the token at `offset`.
+    pub(crate) fn value_at<T: Element>(&self, offset: usize, dim: usize) -> usize {
+        (dim / 16 * (self.block_size / 2) + offset / 2) * 32 + T::pair_offset(dim % 16, offset % 2)
+    }
+}
+
+/// Widest head that the attention kernels hold in their scratch.
+pub const HEAD_DIM_MAX: usize = 256;
+
+/// Writes new keys and values; see the module. `x` holds both: `keys` and `values` say in which columns.
+pub fn kv_append<T: Element + Plain>(
+    device: &Device,
+    x: View<'_, f32>,
+    keys: Heads,
+    values: Heads,
+    slots: &[u32],
+    shape: PageShape,
+    pages: ViewMut<'_, T>,
+) -> Result<(), KernelError> {
+    for heads in [keys, values] {
+        KernelError::check_len("kv_append", "rows", heads.rows("kv_append", x.len())?, slots.len())?;
+        KernelError::check_len("kv_append", "heads", heads.count, shape.kv_heads)?;
+        KernelError::check_len("kv_append", "head", heads.dim, shape.head_dim)?;
+    }
+    let page_elements = shape.page_elements();
+    let capacity = pages.len().checked_div(page_elements).unwrap_or(0) * shape.block_size;
+    for &slot in slots {
+        KernelError::check_index("kv_append", "slot", slot as usize, capacity)?;
+    }
+    match device {
+        Device::Cpu(_) => {
+            let (x, pages) = (x.host(), pages.host_mut());
+            for (row, &slot) in slots.iter().enumerate() {
+                let (page, offset) = (slot as usize / shape.block_size, slot as usize % shape.block_size);
+                let page = &mut pages[page * page_elements..][..page_elements];
+                for head in 0..shape.kv_heads {
+                    let (k, v) = page[head * 2 * shape.half_elements()..][..2 * shape.half_elements()]
+                        .split_at_mut(shape.half_elements());
+                    let key = &x[row * keys.stride + keys.first + head * keys.dim..][..keys.dim];
+                    let value = &x[row * values.stride + values.first + head * values.dim..][..values.dim];
+                    for dim in 0..shape.head_dim {
+                        k[shape.key_at::<T>(offset, dim)] = T::round(key[dim]);
+                        v[shape.value_at::<T>(offset, dim)] = T::round(value[dim]);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}

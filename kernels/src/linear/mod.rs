@@ -1,0 +1,137 @@
+//! `y = x · Wᵀ` with weights packed once at load.
+//!
+//! | argument | shape |
+//! |---|---|
+//! | `x` | `[rows, in]`, `T`, row-major |
+//! | `weight` | `[out, in]`, packed (see [`Weight`]) |
+//! | `y` | `[rows, out]`, f32, overwritten |
+//!
+//! **Order of summation**, the same on every instruction set, for any number of rows and any split over threads: per
+//! block of 32 inputs, one chain of fused multiply-adds over the 16 even and one over the 16 odd inputs, both from
+//! zero; then `sum += even + odd`. This is what AMX's `tdpbf16ps` computes, so that hardware can join without
+//! changing a bit.
+
+mod cpu;
+mod reference;
+#[cfg(test)]
+mod tests;
+
+pub use reference::linear as linear_reference;
+
+use crate::{
+    Element, KernelError,
+    buffer::{Buffer, Plain, View, ViewMut},
+    device::Device,
+    simd::LanesElement,
+};
+
+/// Inputs summed in one pair of chains.
+pub(crate) const BLOCK: usize = 32;
+/// Outputs packed side by side, in two tiles of 16.
+pub(crate) const GROUP: usize = 32;
+/// Elements of one tile: 16 pairs of inputs by 16 outputs.
+pub(crate) const TILE: usize = 512;
+
+/// A weight matrix `[out, in]` as `[out / 32][in / 32][2 tiles][16 pairs][16 outputs x 2]`: one linear stream in the
+/// order of traversal. Missing rows and columns are zeros.
+pub struct Weight<T> {
+    data: Buffer<T>,
+    outputs: usize,
+    inputs: usize,
+}
+
+impl<T: Element + Plain> Weight<T> {
+    /// A matrix of zeros; `what` names it in an out-of-memory error.
+    pub fn zeros(device: &Device, outputs: usize, inputs: usize, what: &str) -> Result<Self, KernelError> {
+        let elements = outputs
+            .checked_next_multiple_of(GROUP)
+            .and_then(|rows| rows.checked_mul(inputs.checked_next_multiple_of(BLOCK)?))
+            .ok_or_else(|| KernelError::Unsupported {
+                operation: "linear",
+                reason: format!("{what}: {outputs} x {inputs} elements overflow"),
+            })?;
+        Ok(Weight { data: Buffer::zeros(device, elements, what)?, outputs, inputs })
+    }
+
+    /// Rows of the matrix, the width of `y`.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Columns of the matrix, the width of `x`.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Bytes held, padding included.
+    pub fn bytes(&self) -> u64 {
+        self.data.bytes()
+    }
+
+    /// Writes rows `first..`, given row-major and rounded to `T` on the way.
+    pub fn set_rows(&mut self, first: usize, values: &[f32]) -> Result<(), KernelError> {
+        let inputs = self.inputs;
+        if inputs == 0 || values.is_empty() {
+            return Ok(());
+        }
+        KernelError::check_len("set_rows", "values", values.len() % inputs, 0)?;
+        let last = first + values.len() / inputs - 1;
+        KernelError::check_index("set_rows", "row", last, self.outputs)?;
+        let stride = inputs.div_ceil(BLOCK) * 2 * TILE;
+        let data = self.data.as_mut_slice();
+        for (offset, row) in values.chunks_exact(inputs).enumerate() {
+            let output = first + offset;
+            let tile = output / GROUP * stride + output % GROUP / 16 * TILE;
+            let (even, odd) = (T::pair_offset(output % 16, 0), T::pair_offset(output % 16, 1));
+            for (block, values) in row.chunks(BLOCK).enumerate() {
+                let tile = &mut data[tile + block * 2 * TILE..][..TILE];
+                for (pair, values) in values.chunks(2).enumerate() {
+                    tile[pair * 32 + even] = T::round(values[0]);
+                    if let Some(&second) = values.get(1) {
+                        tile[pair * 32 + odd] = T::round(second);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads one row back, widened. Panics when `row` or `out` do not fit: callers check token ids first.
+    pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.outputs && out.len() == self.inputs);
+        let data = self.data.as_slice();
+        let tile = row / GROUP * (self.inputs.div_ceil(BLOCK) * 2 * TILE) + row % GROUP / 16 * TILE;
+        for (input, value) in out.iter_mut().enumerate() {
+            let pair = tile + input / BLOCK * 2 * TILE + input % BLOCK / 2 * 32;
+            *value = data[pair + T::pair_offset(row % 16, input % 2)].widen();
+        }
+    }
+
+    pub(crate) fn packed(&self) -> &[T] {
+        self.data.as_slice()
+    }
+}
+
+/// `y = x · weightᵀ`; see the module for shapes and the order of summation.
+pub fn linear<T: Kernels>(
+    device: &Device,
+    x: View<'_, T>,
+    weight: &Weight<T>,
+    y: ViewMut<'_, f32>,
+) -> Result<(), KernelError> {
+    let rows = x.len().checked_div(weight.inputs).unwrap_or(0);
+    KernelError::check_len("linear", "x", x.len(), rows * weight.inputs)?;
+    KernelError::check_len("linear", "y", y.len(), rows * weight.outputs)?;
+    if rows == 0 || weight.outputs == 0 {
+        return Ok(());
+    }
+    match device {
+        Device::Cpu(cpu) => cpu::linear(cpu, x.host(), weight, y.host_mut()),
+    }
+    Ok(())
+}
+
+/// Storage types for which every kernel is compiled: all of [`Element`]'s.
+#[expect(private_bounds, reason = "how lanes load an element is the kernels' own business")]
+pub trait Kernels: LanesElement + Plain {}
+impl<T: LanesElement + Plain> Kernels for T {}

@@ -1,0 +1,147 @@
+//! Rotary position embedding, in place.
+//!
+//! Each pair `(a, b)` of a head turns by the angle `position · frequency[i]`: `a' = a cos - b sin`,
+//! `b' = b cos + a sin`. Pairs are `(i, i + r/2)` ([`Pairs::HalfSplit`], Hugging Face) or `(2i, 2i + 1)`
+//! ([`Pairs::Interleaved`]); dimensions from `r` on pass unchanged.
+//!
+//! Angles are f32 products as in `transformers`; their cosines come from one software implementation, so that they
+//! are the same bits on every machine. They are computed once per step ([`rope_angles`]) and used by every layer.
+
+mod reference;
+#[cfg(test)]
+mod tests;
+
+pub use reference::rope as rope_reference;
+
+use crate::{
+    KernelError,
+    buffer::{View, ViewMut},
+    device::Device,
+    sys::SharedMut,
+};
+
+/// Which dimensions of a head turn together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairs {
+    /// `(i, i + r/2)`.
+    HalfSplit,
+    /// `(2i, 2i + 1)`.
+    Interleaved,
+}
+
+/// Heads laid side by side in the columns of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Columns of a row.
+    pub stride: usize,
+    /// First column of the first head.
+    pub first: usize,
+    /// Heads.
+    pub count: usize,
+    /// Columns of one head.
+    pub dim: usize,
+}
+
+impl Heads {
+    /// Checks that the heads lie within a row and that `len` elements are whole rows; returns the rows.
+    pub(crate) fn rows(&self, operation: &'static str, len: usize) -> Result<usize, KernelError> {
+        KernelError::check_len(operation, "columns of a row", self.stride.max(self.end()), self.stride)?;
+        let rows = len.checked_div(self.stride).unwrap_or(0);
+        KernelError::check_len(operation, "rows", len, rows * self.stride)?;
+        Ok(rows)
+    }
+
+    fn end(&self) -> usize {
+        self.first + self.count * self.dim
+    }
+}
+
+/// Plain frequencies `theta^(-2i/r)`, `i < r/2`.
+pub fn frequencies(theta: f32, rotary_dim: usize) -> Vec<f32> {
+    (0..rotary_dim / 2)
+        .map(|i| (1.0 / f64::from(theta).powf(2.0 * i as f64 / rotary_dim as f64)) as f32)
+        .collect()
+}
+
+/// Llama 3.1's stretching, in place: with `λ = 2π/f`, `f` stays where `λ < context/high`, becomes `f/factor` where
+/// `λ > context/low`, and is interpolated between.
+pub fn scale_llama3(frequencies: &mut [f32], factor: f32, low: f32, high: f32, original_context: usize) {
+    let context = original_context as f32;
+    for f in frequencies {
+        let wavelength = 2.0 * std::f32::consts::PI / *f;
+        if wavelength > context / low {
+            *f /= factor;
+        } else if wavelength >= context / high {
+            let t = (context / wavelength - low) / (high - low);
+            *f = (1.0 - t) * *f / factor + t * *f;
+        }
+    }
+}
+
+/// Cosines and sines `[rows, frequencies]` for each row's position.
+pub fn rope_angles(
+    device: &Device,
+    positions: &[u32],
+    frequencies: &[f32],
+    cos: ViewMut<'_, f32>,
+    sin: ViewMut<'_, f32>,
+) -> Result<(), KernelError> {
+    let len = positions.len() * frequencies.len();
+    KernelError::check_len("rope_angles", "cos", cos.len(), len)?;
+    KernelError::check_len("rope_angles", "sin", sin.len(), len)?;
+    match device {
+        Device::Cpu(_) => {
+            let angles =
+                positions.iter().flat_map(|&position| frequencies.iter().map(move |f| position as f32 * f));
+            for ((angle, cos), sin) in angles.zip(cos.host_mut()).zip(sin.host_mut()) {
+                let (s, c) = libm::sincos(f64::from(angle));
+                (*cos, *sin) = (c as f32, s as f32);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Turns `heads` of every row of `x` by the angles of that row.
+pub fn rope(
+    device: &Device,
+    x: ViewMut<'_, f32>,
+    heads: Heads,
+    pairs: Pairs,
+    cos: View<'_, f32>,
+    sin: View<'_, f32>,
+) -> Result<(), KernelError> {
+    let rows = heads.rows("rope", x.len())?;
+    let half = cos.len().checked_div(rows).unwrap_or(0);
+    KernelError::check_len("rope", "cos", cos.len(), rows * half)?;
+    KernelError::check_len("rope", "sin", sin.len(), rows * half)?;
+    KernelError::check_index("rope", "rotated dimension", half * 2, heads.dim + 1)?;
+    match device {
+        Device::Cpu(cpu) => {
+            let (x, cos, sin) = (SharedMut::new(x.host_mut()), cos.host(), sin.host());
+            cpu.team().for_each(rows, |row| {
+                turn_row(&x, row, heads, pairs, &cos[row * half..][..half], &sin[row * half..][..half]);
+            });
+        }
+    }
+    Ok(())
+}
+
+#[allow(unsafe_code)]
+fn turn_row(x: &SharedMut<'_, f32>, row: usize, heads: Heads, pairs: Pairs, cos: &[f32], sin: &[f32]) {
+    let first = row * heads.stride + heads.first;
+    // SAFETY: each row is visited by one member only.
+    let x = unsafe { x.range_mut(first..first + heads.count * heads.dim) };
+    let half = cos.len();
+    for head in x.chunks_exact_mut(heads.dim) {
+        for i in 0..half {
+            let (at_a, at_b) = match pairs {
+                Pairs::HalfSplit => (i, i + half),
+                Pairs::Interleaved => (2 * i, 2 * i + 1),
+            };
+            let (a, b) = (head[at_a], head[at_b]);
+            head[at_a] = a * cos[i] - b * sin[i];
+            head[at_b] = b * cos[i] + a * sin[i];
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! From one row of logits to one token.
+//!
+//! Order, as in vLLM: temperature, min-p, top-k, top-p, draw. Greedy (temperature below 1e-5) takes the largest logit,
+//! ties to the lowest id.
+//!
+//! **Draws** are Gumbel-max over a counter-based generator: the token that maximises `logit / temperature + g` wins,
+//! where `g` depends on (seed, position, token) alone. So a draw depends neither on the order in which candidates are
+//! looked at, nor on the batch, the step or the number of ranks; a replayed sequence draws the same tokens.
+
+mod filters;
+mod random;
+#[cfg(test)]
+mod tests;
+
+use filters::keep_candidates;
+use random::gumbel_argmax;
+
+/// Below this temperature the choice is greedy.
+pub const GREEDY_BELOW: f32 = 1e-5;
+
+/// How a sequence's tokens are drawn. Validated by whoever builds it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// Divisor of the logits; below 1e-5 the choice is greedy.
+    pub temperature: f32,
+    /// Keep only the k best tokens, and those equal to the last of them; `None` keeps all.
+    pub top_k: Option<u32>,
+    /// Keep the smallest set of best tokens whose probability reaches this; 1.0 keeps all.
+    pub top_p: f32,
+    /// Drop tokens less likely than this times the best one's probability; 0.0 keeps all.
+    pub min_p: f32,
+    /// Key of the counter-based generator; with the position it fixes every draw.
+    pub seed: u64,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self { temperature: 1.0, top_k: None, top_p: 1.0, min_p: 0.0, seed: 0 }
+    }
+}
+
+/// The token at `position` (its index in the sequence). `logits` is used as scratch: its contents are lost.
+///
+/// NaN counts as minus infinity. An empty row gives token 0.
+pub fn sample(logits: &mut [f32], params: &SamplingParams, position: u64) -> u32 {
+    for logit in logits.iter_mut().filter(|logit| logit.is_nan()) {
+        *logit = f32::NEG_INFINITY;
+    }
+    if params.temperature < GREEDY_BELOW {
+        return argmax(logits);
+    }
+    let inverse = 1.0 / params.temperature;
+    logits.iter_mut().for_each(|logit| *logit *= inverse);
+    keep_candidates(logits, params);
+    gumbel_argmax(logits, params.seed, position)
+}
+
+/// Index of the largest value, the lowest among equals.
+pub fn argmax(values: &[f32]) -> u32 {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (at, &value) in values.iter().enumerate() {
+        if value > best.1 {
+            best = (at, value);
+        }
+    }
+    best.0 as u32
+}
+
+/// Log-probability of `token` under the softmax of `logits`, and of the `top` best tokens, best first, ties to the
+/// lower id. Computed in f64, so that it does not depend on the order of summation in any visible digit.
+pub fn log_probabilities(logits: &[f32], token: u32, top: usize) -> (f32, Vec<(u32, f32)>) {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| libm::exp(f64::from(logit) - f64::from(largest))).sum();
+    let total = f64::from(largest) + libm::log(sum);
+    let of = |token: u32| {
+        logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| (f64::from(logit) - total) as f32)
+    };
+    let best = best_tokens(logits, top);
+    (of(token), best.into_iter().map(|token| (token, of(token))).collect())
+}
+
+/// The `count` best tokens, best first, ties to the lower id.
+fn best_tokens(logits: &[f32], count: usize) -> Vec<u32> {
+    let better = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
+    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+    if count == 0 {
+        return Vec::new();
+    }
+    if count < ids.len() {
+        ids.select_nth_unstable_by(count - 1, better);
+        ids.truncate(count);
+    }
+    ids.sort_unstable_by(better);
+    ids
+}

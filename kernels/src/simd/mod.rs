@@ -1,0 +1,178 @@
+//! Sixteen f32 lanes on three instruction sets, and the choice among them.
+//!
+//! Kernels are written once over [`Lanes`] and compiled per instruction set by [`dispatch!`]. Every method is one
+//! IEEE operation per lane with one rounding, so the results are the same bits on every machine.
+#![allow(unsafe_code)]
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod math;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+pub(crate) use math::exp2;
+pub(crate) use portable::Portable;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use {avx2::Avx2, avx512::Avx512};
+
+use crate::element::bf16;
+
+/// Instruction sets of the CPU kernels, slowest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// Plain Rust.
+    Portable,
+    /// AVX2 with FMA.
+    Avx2,
+    /// AVX-512F.
+    Avx512,
+}
+
+impl Isa {
+    /// All, slowest first.
+    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
+
+    /// The best one of this machine.
+    pub fn detect() -> Isa {
+        Isa::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
+    }
+
+    /// Whether this machine has it.
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                Isa::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 => false,
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Isa::Portable => "portable",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        })
+    }
+}
+
+/// Sixteen f32 lanes.
+///
+/// # Safety
+/// Methods must be called where the instruction set of the implementor is available; pointers must be valid for 16
+/// elements (32 for pairs), without alignment.
+pub(crate) trait Lanes: Copy {
+    unsafe fn zero() -> Self;
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    /// One pair of BF16 per lane: the first halves, the second halves.
+    unsafe fn load_pairs_bf16(from: *const bf16) -> (Self, Self);
+    unsafe fn add(self, other: Self) -> Self;
+    unsafe fn sub(self, other: Self) -> Self;
+    unsafe fn mul(self, other: Self) -> Self;
+    unsafe fn max(self, other: Self) -> Self;
+    /// `self * factor + addend`, rounded once.
+    unsafe fn fma(self, factor: Self, addend: Self) -> Self;
+    /// Nearest integer, ties to even.
+    unsafe fn round(self) -> Self;
+    /// Two to the power of each lane, an integer in -126..=127.
+    unsafe fn pow2(self) -> Self;
+    /// Sum of all lanes: halves folded onto each other, 8, 4, 2, 1 apart.
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        let mut lanes = unsafe { self.to_array() };
+        for distance in [8, 4, 2, 1] {
+            for lane in 0..distance {
+                lanes[lane] += lanes[lane + distance];
+            }
+        }
+        lanes[0]
+    }
+    /// Largest lane. Lanes must not be NaN.
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        let mut lanes = unsafe { self.to_array() };
+        for distance in [8, 4, 2, 1] {
+            for lane in 0..distance {
+                lanes[lane] =
+                    if lanes[lane] > lanes[lane + distance] { lanes[lane] } else { lanes[lane + distance] };
+            }
+        }
+        lanes[0]
+    }
+    #[inline(always)]
+    unsafe fn to_array(self) -> [f32; 16] {
+        let mut lanes = [0.0; 16];
+        unsafe { self.store(lanes.as_mut_ptr()) };
+        lanes
+    }
+    /// Asks for a cache line ahead of its use.
+    unsafe fn prefetch(_line: *const u8) {}
+}
+
+/// Storage types whose pairs can be loaded into lanes.
+pub(crate) trait LanesElement: crate::Element {
+    /// The 16 first and the 16 second halves of one packed pair.
+    ///
+    /// # Safety
+    /// As [`Lanes`]; `from` is valid for 32 elements.
+    unsafe fn load_pairs<V: Lanes>(from: *const Self) -> (V, V);
+}
+
+impl LanesElement for f32 {
+    #[inline(always)]
+    unsafe fn load_pairs<V: Lanes>(from: *const f32) -> (V, V) {
+        unsafe { (V::load(from), V::load(from.add(16))) }
+    }
+}
+
+impl LanesElement for bf16 {
+    #[inline(always)]
+    unsafe fn load_pairs<V: Lanes>(from: *const bf16) -> (V, V) {
+        unsafe { V::load_pairs_bf16(from) }
+    }
+}
+
+/// Calls `$function::<L, ..>($args)` with the lanes of `$isa`, compiled for that instruction set.
+///
+/// `$function` must be `#[inline(always)] unsafe fn f<V: Lanes, ..>(..)`.
+macro_rules! dispatch {
+    ($isa:expr, $function:ident ::<$($generic:ty),*> ( $($arg:ident : $type:ty),* $(,)? ) [$($bound:tt)*] ) => {{
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f,avx512bw,avx2,fma")]
+        unsafe fn avx512<$($bound)*>($($arg: $type),*) {
+            unsafe { $function::<$crate::simd::Avx512, $($generic),*>($($arg),*) }
+        }
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma")]
+        unsafe fn avx2<$($bound)*>($($arg: $type),*) {
+            unsafe { $function::<$crate::simd::Avx2, $($generic),*>($($arg),*) }
+        }
+        // SAFETY: a device carries an instruction set only after `Isa::is_available` said that the machine has it.
+        unsafe {
+            match $isa {
+                #[cfg(target_arch = "x86_64")]
+                $crate::simd::Isa::Avx512 => avx512::<$($generic),*>($($arg),*),
+                #[cfg(target_arch = "x86_64")]
+                $crate::simd::Isa::Avx2 => avx2::<$($generic),*>($($arg),*),
+                _ => $function::<$crate::simd::Portable, $($generic),*>($($arg),*),
+            }
+        }
+    }};
+}
+pub(crate) use dispatch;

@@ -1,0 +1,34 @@
+//! Gated activation: `out = silu(gate) · up`, rounded to `T`.
+//!
+//! `gate_up` is `[rows, 2 · width]`, f32, gate columns first; `out` is `[rows, width]`.
+//! `silu(x) = x / (1 + e^-x)`, with the kernels' own exponential.
+
+mod cpu;
+mod reference;
+#[cfg(test)]
+mod tests;
+
+pub use reference::swiglu as swiglu_reference;
+
+use crate::{
+    KernelError,
+    buffer::{View, ViewMut},
+    device::Device,
+    linear::Kernels,
+};
+
+/// Activates; see the module.
+pub fn swiglu<T: Kernels>(
+    device: &Device,
+    gate_up: View<'_, f32>,
+    width: usize,
+    out: ViewMut<'_, T>,
+) -> Result<(), KernelError> {
+    let rows = out.len().checked_div(width).unwrap_or(0);
+    KernelError::check_len("swiglu", "out", out.len(), rows * width)?;
+    KernelError::check_len("swiglu", "gate_up", gate_up.len(), 2 * rows * width)?;
+    match device {
+        Device::Cpu(cpu) => cpu::swiglu(cpu, gate_up.host(), width, out.host_mut()),
+    }
+    Ok(())
+}

@@ -1,0 +1,43 @@
+use super::*;
+
+fn good() -> Batch {
+    Batch {
+        tokens: vec![5, 6, 7],
+        positions: vec![16, 17, 0],
+        spans: vec![
+            BatchSpan { rows: 0..2, context_len: 18, table: 0..2 },
+            BatchSpan { rows: 2..3, context_len: 1, table: 2..3 },
+        ],
+        blocks: vec![BlockId(3), BlockId(1), BlockId(2)],
+        output_rows: vec![1, 2],
+    }
+}
+
+#[test]
+fn a_sound_batch_passes() {
+    good().check(3, 8, 16).unwrap();
+    Batch::default().check(3, 8, 16).unwrap();
+}
+
+#[test]
+fn every_planted_fault_is_refused() {
+    type Fault = fn(&mut Batch);
+    let faults: [(&str, Fault); 11] = [
+        ("too many tokens", |b| b.tokens.push(0)),
+        ("a missing position", |b| b.positions.truncate(2)),
+        ("a token outside the vocabulary", |b| b.tokens[1] = 8),
+        ("positions with a gap", |b| b.positions[1] = 18),
+        ("a context that does not end the span", |b| b.spans[0].context_len = 17),
+        ("a context shorter than its rows", |b| b.spans[0].context_len = 1),
+        ("rows out of order", |b| b.spans.swap(0, 1)),
+        ("a table too short", |b| b.spans[0].table = 0..1),
+        ("a table outside the blocks", |b| b.spans[1].table = 2..4),
+        ("an output row twice", |b| b.output_rows = vec![1, 1]),
+        ("an output row outside", |b| b.output_rows = vec![3]),
+    ];
+    for (name, fault) in faults {
+        let mut batch = good();
+        fault(&mut batch);
+        assert!(batch.check(3, 8, 16).is_err(), "{name}");
+    }
+}

@@ -1,0 +1,134 @@
+//! Why a checkpoint cannot be used.
+
+use std::{ops::Range, path::PathBuf};
+
+/// Why a checkpoint cannot be opened or read. Messages name the file, the key or tensor, and the way out.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The operating system refused.
+    #[error("cannot {action} {path}")]
+    Io {
+        /// What was being done: "open", "map", ...
+        action: &'static str,
+        /// On which file or folder.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// There is no checkpoint at this path.
+    #[error("{path} is not a checkpoint: {problem}")]
+    NotACheckpoint {
+        /// What was asked for.
+        path: PathBuf,
+        /// What is missing or wrong, and what to pass instead.
+        problem: String,
+    },
+    /// A JSON file does not parse.
+    #[error("{path} is not valid JSON")]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The header of a safetensors file contradicts itself.
+    #[error("{path} is not a readable safetensors file: its header is malformed")]
+    SafetensorsHeader {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A binary file breaks its format: it is truncated, damaged, or of another kind.
+    #[error("{path} is damaged or incomplete at byte {offset}: {problem}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Where reading stopped.
+        offset: usize,
+        /// What was wrong there.
+        problem: String,
+    },
+    /// A key of the configuration or metadata is missing or has an impossible value.
+    #[error("{path}: key `{key}` {problem}")]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// Full name of the key.
+        key: String,
+        /// "is missing", "must be ..., but is ...".
+        problem: String,
+    },
+    /// The sizes that the configuration gives do not fit together.
+    #[error("{path}: {problem}")]
+    Inconsistent {
+        /// The file.
+        path: PathBuf,
+        /// Which sizes, and why.
+        problem: String,
+    },
+    /// The checkpoint is sound, but needs something that is not built.
+    #[error("{path} needs {needed}, which is not supported; supported: {supported}")]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// What it asks for.
+        needed: String,
+        /// What could be had instead.
+        supported: String,
+    },
+    /// A tensor is not in the checkpoint.
+    #[error("{path} has no tensor `{name}` (it has {count} others)")]
+    MissingTensor {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The name that was looked up.
+        name: String,
+        /// How many tensors there are.
+        count: usize,
+    },
+    /// A tensor does not have the shape that the configuration implies.
+    #[error("{path}: tensor `{name}` is {found:?}, but the configuration implies {expected:?}")]
+    Shape {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its shape in the file.
+        found: Vec<usize>,
+        /// Its shape by the configuration.
+        expected: Vec<usize>,
+    },
+    /// A tensor is stored in a type that cannot be read.
+    #[error("{path}: tensor `{name}` is stored as {found}; readable types are {supported}")]
+    Encoding {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// How it is stored.
+        found: String,
+        /// What can be read.
+        supported: &'static str,
+    },
+    /// A caller asked for rows or columns that a tensor does not have, or with a buffer of another size.
+    #[error(
+        "tensor `{name}` has {shape:?}: rows {rows:?} and columns {cols:?} cannot be read into {out_len} values"
+    )]
+    Slice {
+        /// The tensor.
+        name: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// The rows asked for.
+        rows: Range<usize>,
+        /// The columns asked for.
+        cols: Range<usize>,
+        /// Length of the caller's buffer.
+        out_len: usize,
+    },
+}

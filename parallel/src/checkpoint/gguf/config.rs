@@ -1,0 +1,218 @@
+//! The configuration that a GGUF file's metadata gives.
+
+use std::path::Path;
+
+use crate::{
+    checkpoint::{
+        config_check::{self, DEFAULT_ROPE_THETA},
+        error::CheckpointError,
+    },
+    config::{Architecture, GenerationDefaults, ModelConfig, RopeConfig, RopeScaling},
+};
+
+use super::{Gguf, Shapes};
+
+const ARCHITECTURE: &str = "llama";
+
+/// Builds the configuration. `factors` are the contents of `rope_freqs.weight`.
+pub(super) fn parse(
+    path: &Path,
+    gguf: &Gguf,
+    shapes: &Shapes,
+    factors: Option<Vec<f32>>,
+) -> Result<ModelConfig, CheckpointError> {
+    let keys = Keys { path, gguf };
+    match gguf.string("general.architecture") {
+        Some(ARCHITECTURE) => {}
+        Some(other) => return Err(keys.unsupported(format!("the architecture `{other}`"), ARCHITECTURE)),
+        None => return Err(keys.bad("general.architecture", "is missing or not a string")),
+    }
+    if keys.size("split.count")?.is_some_and(|count| count > 1) {
+        return Err(
+            keys.unsupported("the other parts of a split model", "one file; join them with llama-gguf-split")
+        );
+    }
+    let hidden_size = keys.required_size("llama.embedding_length")?;
+    let num_heads = keys.required_size("llama.attention.head_count")?;
+    let head_dim = match keys.size("llama.attention.key_length")? {
+        Some(head_dim) => head_dim,
+        None => config_check::derived_head_dim(hidden_size, num_heads)
+            .map_err(|problem| CheckpointError::Inconsistent { path: path.to_owned(), problem })?,
+    };
+    refuse_variants(&keys, head_dim)?;
+    let config = ModelConfig {
+        architecture: Architecture::Llama,
+        hidden_size,
+        num_layers: keys.required_size("llama.block_count")?,
+        num_heads,
+        num_kv_heads: keys.size("llama.attention.head_count_kv")?.unwrap_or(num_heads),
+        head_dim,
+        intermediate_size: keys.required_size("llama.feed_forward_length")?,
+        vocab_size: vocab_size(&keys, shapes)?,
+        max_position_embeddings: keys.required_size("llama.context_length")?,
+        rms_norm_eps: keys
+            .float("llama.attention.layer_norm_rms_epsilon")?
+            .ok_or_else(|| keys.bad("llama.attention.layer_norm_rms_epsilon", "is missing"))?,
+        rope: rope(&keys, factors)?,
+        tie_word_embeddings: !shapes.has_head,
+        eos_token_ids: eos_token_ids(&keys)?,
+        bos_token_id: bos_token_id(&keys)?,
+    };
+    config_check::check(path, &config)?;
+    check_tokens_fit(&keys, config.vocab_size)?;
+    Ok(config)
+}
+
+/// Sampling defaults, which newer files carry. Values out of range are the file's loss, not a reason to refuse
+/// the model: they are dropped.
+pub(super) fn generation_defaults(gguf: &Gguf) -> GenerationDefaults {
+    let within = |key: &str, holds: fn(f32) -> bool| gguf.f32(key).filter(|value| holds(*value));
+    GenerationDefaults {
+        temperature: within("general.sampling.temp", |t| t.is_finite() && t >= 0.0),
+        top_k: gguf.u32("general.sampling.top_k").filter(|k| *k > 0),
+        top_p: within("general.sampling.top_p", |p| p > 0.0 && p <= 1.0),
+        min_p: within("general.sampling.min_p", |p| (0.0..=1.0).contains(&p)),
+        repetition_penalty: within("general.sampling.penalty_repeat", |r| r.is_finite() && r > 0.0),
+    }
+}
+
+/// The embedding's rows are the truth where the file does not say; a vocabulary may have padding rows beyond
+/// the tokenizer's tokens.
+fn vocab_size(keys: &Keys<'_>, shapes: &Shapes) -> Result<usize, CheckpointError> {
+    let tokens = || keys.gguf.strings("tokenizer.ggml.tokens").map(<[String]>::len);
+    keys.size("llama.vocab_size")?.or(shapes.vocab_size).or_else(tokens).ok_or_else(|| {
+        keys.bad("llama.vocab_size", "is missing, and there are neither tokens nor an embedding to count")
+    })
+}
+
+fn check_tokens_fit(keys: &Keys<'_>, vocab_size: usize) -> Result<(), CheckpointError> {
+    const KEY: &str = "tokenizer.ggml.tokens";
+    match keys.gguf.strings(KEY) {
+        Some(tokens) if tokens.len() > vocab_size => {
+            Err(keys.bad(KEY, format!("has {} entries, but the vocabulary has {vocab_size}", tokens.len())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The end of the text, and the end of a turn where that is another token.
+fn eos_token_ids(keys: &Keys<'_>) -> Result<Vec<u32>, CheckpointError> {
+    let mut ids = Vec::new();
+    for key in ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"] {
+        ids.extend(keys.token(key)?);
+    }
+    Ok(config_check::unique_tokens(ids))
+}
+
+/// The token before a prompt, if the file wants one there. Where it is silent, sentencepiece vocabularies and
+/// Llama 3's want it, and other byte-level ones do not, as llama.cpp decides it.
+fn bos_token_id(keys: &Keys<'_>) -> Result<Option<u32>, CheckpointError> {
+    let token = keys.token("tokenizer.ggml.bos_token_id")?;
+    let wanted = keys.gguf.bool("tokenizer.ggml.add_bos_token").unwrap_or_else(|| {
+        let kind = keys.gguf.string("tokenizer.ggml.model");
+        let split = keys.gguf.string("tokenizer.ggml.pre");
+        kind == Some("llama") || matches!(split, Some("llama3" | "llama-v3" | "llama-bpe"))
+    });
+    Ok(token.filter(|_| wanted))
+}
+
+/// Refuses what the Llama layers would silently compute wrongly.
+fn refuse_variants(keys: &Keys<'_>, head_dim: usize) -> Result<(), CheckpointError> {
+    if keys.size("llama.expert_count")?.is_some_and(|count| count > 0) {
+        return Err(keys.unsupported("a mixture of experts", "dense models"));
+    }
+    for key in ["llama.attention.value_length", "llama.rope.dimension_count"] {
+        if let Some(width) = keys.size(key)?.filter(|width| *width != head_dim) {
+            let needed = format!("`{key}` {width} beside heads of width {head_dim}");
+            return Err(keys.unsupported(needed, "the same width for both"));
+        }
+    }
+    if keys.size("llama.attention.sliding_window")?.is_some_and(|window| window > 0) {
+        return Err(keys.unsupported("attention over a sliding window", "full attention"));
+    }
+    let scales = ["attention.scale", "logit_scale", "residual_scale", "embedding_scale"];
+    for key in scales.map(|scale| format!("llama.{scale}")) {
+        // 0 is how converters write "unset".
+        if let Some(scale) = keys.float(&key)?.filter(|scale| *scale != 0.0 && *scale != 1.0) {
+            return Err(keys.unsupported(format!("`{key}` {scale}"), "models without it"));
+        }
+    }
+    Ok(())
+}
+
+fn rope(keys: &Keys<'_>, factors: Option<Vec<f32>>) -> Result<RopeConfig, CheckpointError> {
+    const SUPPORTED: &str = "unscaled frequencies and `rope_freqs.weight`";
+    let theta = keys.float("llama.rope.freq_base")?.unwrap_or(DEFAULT_ROPE_THETA);
+    let kind = keys.string("llama.rope.scaling.type")?;
+    let factor = match keys.float("llama.rope.scaling.factor")? {
+        Some(factor) => Some(factor),
+        // The spelling of files from 2023.
+        None => keys.float("llama.rope.scale_linear")?,
+    };
+    let is_stretched = factor.is_some_and(|factor| factor != 0.0 && factor != 1.0);
+    match kind {
+        Some("none") => {}
+        // A factor without a type means linear, by the format's definition.
+        None | Some("linear") if !is_stretched => {}
+        kind => {
+            let kind = kind.unwrap_or("linear");
+            let factor = factor.map(|factor| format!(" with factor {factor}")).unwrap_or_default();
+            return Err(keys.unsupported(format!("rope scaling `{kind}`{factor}"), SUPPORTED));
+        }
+    }
+    let attn_factor = keys.float("llama.rope.scaling.attn_factor")?;
+    if let Some(factor) = attn_factor.filter(|factor| *factor != 0.0 && *factor != 1.0) {
+        return Err(keys.unsupported(format!("`llama.rope.scaling.attn_factor` {factor}"), SUPPORTED));
+    }
+    let scaling = factors.map_or(RopeScaling::None, RopeScaling::Factors);
+    Ok(RopeConfig { theta, scaling })
+}
+
+/// Metadata looked up with errors that name the key: unlike the public getters, a value of the wrong type (such
+/// as one head count per layer) is an error and not an absence.
+struct Keys<'a> {
+    path: &'a Path,
+    gguf: &'a Gguf,
+}
+
+impl<'a> Keys<'a> {
+    fn size(&self, key: &str) -> Result<Option<usize>, CheckpointError> {
+        let value = self.gguf.unsigned(key).and_then(|value| usize::try_from(value).ok());
+        self.typed(key, value, "one non-negative integer")
+    }
+
+    fn required_size(&self, key: &str) -> Result<usize, CheckpointError> {
+        self.size(key)?.ok_or_else(|| self.bad(key, "is missing"))
+    }
+
+    fn float(&self, key: &str) -> Result<Option<f32>, CheckpointError> {
+        self.typed(key, self.gguf.f32(key).filter(|value| value.is_finite()), "a finite number")
+    }
+
+    fn string(&self, key: &str) -> Result<Option<&'a str>, CheckpointError> {
+        self.typed(key, self.gguf.string(key), "a string")
+    }
+
+    fn token(&self, key: &str) -> Result<Option<u32>, CheckpointError> {
+        self.typed(key, self.gguf.u32(key), "a token id")
+    }
+
+    fn typed<T>(&self, key: &str, value: Option<T>, expected: &str) -> Result<Option<T>, CheckpointError> {
+        if value.is_none() && self.gguf.contains(key) {
+            return Err(self.bad(key, format!("must be {expected}")));
+        }
+        Ok(value)
+    }
+
+    fn bad(&self, key: &str, problem: impl Into<String>) -> CheckpointError {
+        CheckpointError::Key { path: self.path.to_owned(), key: key.to_owned(), problem: problem.into() }
+    }
+
+    fn unsupported(&self, needed: impl Into<String>, supported: &str) -> CheckpointError {
+        CheckpointError::Unsupported {
+            path: self.path.to_owned(),
+            needed: needed.into(),
+            supported: supported.to_owned(),
+        }
+    }
+}

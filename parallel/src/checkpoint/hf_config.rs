@@ -1,0 +1,169 @@
+//! `config.json` and `generation_config.json` as `transformers` 4 and 5 write them.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::config::{Architecture, GenerationDefaults, ModelConfig, RopeConfig, RopeScaling};
+
+use super::{
+    config_check::{self, DEFAULT_ROPE_THETA},
+    error::CheckpointError,
+    json::Fields,
+};
+
+/// What `config.json` says. `has_head` is whether the checkpoint holds an `lm_head.weight`, which decides where
+/// the file is silent about tying. End-of-sequence ids are united with those of `generation_config.json`.
+pub(super) fn parse(
+    path: &Path,
+    object: &Map<String, Value>,
+    has_head: bool,
+    generation_eos: &[u32],
+) -> Result<ModelConfig, CheckpointError> {
+    let fields = Fields::new(path, object);
+    let architecture = architecture(path, &fields)?;
+    refuse_variants(path, &fields)?;
+
+    let hidden_size = fields.required_size("hidden_size")?;
+    let num_heads = fields.required_size("num_attention_heads")?;
+    let head_dim = match fields.size("head_dim")? {
+        Some(head_dim) => head_dim,
+        None => config_check::derived_head_dim(hidden_size, num_heads)
+            .map_err(|problem| CheckpointError::Inconsistent { path: path.to_owned(), problem })?,
+    };
+    let mut eos_token_ids = fields.tokens("eos_token_id")?;
+    eos_token_ids.extend_from_slice(generation_eos);
+    let config = ModelConfig {
+        architecture,
+        hidden_size,
+        num_layers: fields.required_size("num_hidden_layers")?,
+        num_heads,
+        num_kv_heads: fields.size("num_key_value_heads")?.unwrap_or(num_heads),
+        head_dim,
+        intermediate_size: fields.required_size("intermediate_size")?,
+        vocab_size: fields.required_size("vocab_size")?,
+        max_position_embeddings: fields.required_size("max_position_embeddings")?,
+        rms_norm_eps: fields.required_float("rms_norm_eps")?,
+        rope: rope(path, &fields)?,
+        tie_word_embeddings: fields.boolean("tie_word_embeddings")?.unwrap_or(!has_head),
+        eos_token_ids: config_check::unique_tokens(eos_token_ids),
+        bos_token_id: fields.token("bos_token_id")?,
+    };
+    config_check::check(path, &config)?;
+    Ok(config)
+}
+
+/// What `generation_config.json` says: sampling defaults, and ids that end a generation. Like vLLM, the
+/// defaults count whether or not the file sets `do_sample`.
+pub(super) fn parse_generation(
+    path: &Path,
+    object: &Map<String, Value>,
+) -> Result<(GenerationDefaults, Vec<u32>), CheckpointError> {
+    let fields = Fields::new(path, object);
+    let within = |key: &str, expected: &str, holds: fn(f32) -> bool| match fields.float(key)? {
+        Some(value) if !holds(value) => Err(fields.bad(key, format!("must be {expected}, but is {value}"))),
+        value => Ok(value),
+    };
+    let defaults = GenerationDefaults {
+        temperature: within("temperature", "at least 0", |t| t >= 0.0)?,
+        top_k: top_k(&fields)?,
+        top_p: within("top_p", "above 0 and at most 1", |p| p > 0.0 && p <= 1.0)?,
+        min_p: within("min_p", "between 0 and 1", |p| (0.0..=1.0).contains(&p))?,
+        repetition_penalty: within("repetition_penalty", "above 0", |r| r > 0.0)?,
+    };
+    Ok((defaults, fields.tokens("eos_token_id")?))
+}
+
+/// 0 and -1 both mean "all tokens" in the wild.
+fn top_k(fields: &Fields<'_>) -> Result<Option<u32>, CheckpointError> {
+    const KEY: &str = "top_k";
+    let Some(value) = fields.get(KEY) else { return Ok(None) };
+    match value.as_i64() {
+        Some(-1 | 0) => Ok(None),
+        Some(k) if k > 0 => Ok(Some(u32::try_from(k).unwrap_or(u32::MAX))),
+        _ => Err(fields.bad(KEY, "must be a positive integer, or 0 or -1 for all tokens")),
+    }
+}
+
+fn architecture(path: &Path, fields: &Fields<'_>) -> Result<Architecture, CheckpointError> {
+    let class = match fields.get("architectures") {
+        None => None,
+        Some(classes) => {
+            let first = classes.as_array().and_then(|classes| classes.first()).and_then(Value::as_str);
+            Some(first.ok_or_else(|| fields.bad("architectures", "must be a list of class names"))?)
+        }
+    };
+    let model_type = fields.string("model_type")?;
+    match (class, model_type) {
+        (Some("LlamaForCausalLM"), _) | (None, Some("llama")) => Ok(Architecture::Llama),
+        (None, None) => Err(fields.bad("architectures", "is missing, and so is `model_type`")),
+        (class, model_type) => Err(CheckpointError::Unsupported {
+            path: path.to_owned(),
+            needed: format!("the architecture `{}`", class.or(model_type).unwrap_or_default()),
+            supported: "LlamaForCausalLM".to_owned(),
+        }),
+    }
+}
+
+/// Refuses what the Llama layers would silently compute wrongly.
+fn refuse_variants(path: &Path, fields: &Fields<'_>) -> Result<(), CheckpointError> {
+    let unsupported = |needed: String, supported: &str| {
+        Err(CheckpointError::Unsupported { path: path.to_owned(), needed, supported: supported.to_owned() })
+    };
+    for key in ["attention_bias", "mlp_bias"] {
+        if fields.boolean(key)? == Some(true) {
+            return unsupported(format!("`{key}`"), "projections without bias");
+        }
+    }
+    if let Some(activation) = fields.string("hidden_act")?
+        && activation != "silu"
+    {
+        return unsupported(format!("the activation `{activation}`"), "silu");
+    }
+    if let Some(quantization) = fields.child("quantization_config")? {
+        let method = quantization.string("quant_method")?.unwrap_or("unknown");
+        return unsupported(
+            format!("the quantisation method `{method}`"),
+            "F32, F16 and BF16 safetensors, GGUF",
+        );
+    }
+    Ok(())
+}
+
+/// Rotary embedding: `rope_parameters` (5), or `rope_theta` beside `rope_scaling` (4).
+fn rope(path: &Path, fields: &Fields<'_>) -> Result<RopeConfig, CheckpointError> {
+    let parameters = match fields.child("rope_parameters")? {
+        Some(parameters) => Some(parameters),
+        None => fields.child("rope_scaling")?,
+    };
+    let unsupported = |needed: String, supported: &str| CheckpointError::Unsupported {
+        path: path.to_owned(),
+        needed,
+        supported: supported.to_owned(),
+    };
+    let mut theta = fields.float("rope_theta")?;
+    let mut scaling = RopeScaling::None;
+    let mut partial = fields.float("partial_rotary_factor")?;
+    if let Some(parameters) = parameters {
+        theta = parameters.float("rope_theta")?.or(theta);
+        partial = parameters.float("partial_rotary_factor")?.or(partial);
+        let kind = match parameters.string("rope_type")? {
+            Some(kind) => kind,
+            None => parameters.string("type")?.unwrap_or("default"),
+        };
+        scaling = match kind {
+            "default" => RopeScaling::None,
+            "llama3" => RopeScaling::Llama3 {
+                factor: parameters.required_float("factor")?,
+                low_freq_factor: parameters.required_float("low_freq_factor")?,
+                high_freq_factor: parameters.required_float("high_freq_factor")?,
+                original_context: parameters.required_size("original_max_position_embeddings")?,
+            },
+            other => return Err(unsupported(format!("rope scaling `{other}`"), "default and llama3")),
+        };
+    }
+    if let Some(partial) = partial.filter(|partial| *partial != 1.0) {
+        return Err(unsupported(format!("`partial_rotary_factor` {partial}"), "1.0"));
+    }
+    Ok(RopeConfig { theta: theta.unwrap_or(DEFAULT_ROPE_THETA), scaling })
+}

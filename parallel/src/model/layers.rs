@@ -1,0 +1,371 @@
+//! Parallel layers: each rank multiplies its part; sums over ranks happen where a layer ends.
+
+use std::ops::Range;
+
+use consort_kernels::{
+    attention::{AttentionShape, PagedCache, PagedSpan, attention},
+    buffer::Buffer,
+    device::Device,
+    embedding::embedding,
+    kv_append::kv_append,
+    linear::{Weight, linear},
+    rope::{Heads, Pairs, frequencies, rope, rope_angles, scale_llama3},
+    swiglu::swiglu,
+    workspace::Workspace,
+};
+
+use super::{
+    ModelError,
+    loader::{LoadError, Loader, Part},
+};
+use crate::{
+    batch::Batch,
+    collective::Collective,
+    config::{ModelConfig, RopeScaling},
+    kv::{KvElement, KvStore},
+    partition::Share,
+};
+
+/// Token embedding, rows divided over ranks; also the head when the two are tied.
+pub(super) struct VocabParallelEmbedding<T> {
+    table: Weight<T>,
+    first: usize,
+}
+
+impl<T: KvElement> VocabParallelEmbedding<T> {
+    pub(super) fn load(
+        loader: &Loader<'_>,
+        name: &str,
+        share: &Share,
+        config: &ModelConfig,
+    ) -> Result<Self, LoadError> {
+        let rows = share.vocabulary.clone();
+        let first = rows.start;
+        let table = loader.matrix(name, &[Part { name, rows, cols: 0..config.hidden_size }])?;
+        Ok(VocabParallelEmbedding { table, first })
+    }
+
+    /// Whole embeddings `[tokens, hidden]` on every rank.
+    pub(super) fn forward(
+        &self,
+        device: &Device,
+        tokens: &[u32],
+        out: &mut Buffer<f32>,
+        comm: &mut dyn Collective,
+    ) -> Result<(), ModelError> {
+        let len = tokens.len() * self.table.inputs();
+        embedding(device, tokens, &self.table, self.first, out.view_mut(0..len))?;
+        reduce(out, len, comm)
+    }
+
+    pub(super) fn table(&self) -> &Weight<T> {
+        &self.table
+    }
+}
+
+/// Adds `partial[..len]` over ranks. A group of one has nothing to add.
+fn reduce(partial: &mut Buffer<f32>, len: usize, comm: &mut dyn Collective) -> Result<(), ModelError> {
+    if comm.size() > 1 {
+        comm.all_reduce_sum(partial.view_mut(0..len).host_mut())?;
+    }
+    Ok(())
+}
+
+/// What a step's attention layers share: computed once, read by each.
+pub(super) struct StepGeometry {
+    frequencies: Vec<f32>,
+    cos: Buffer<f32>,
+    sin: Buffer<f32>,
+    slots: Vec<u32>,
+    tables: Vec<u32>,
+    spans: Vec<PagedSpan>,
+}
+
+impl StepGeometry {
+    pub(super) fn new(
+        workspace: &mut Workspace,
+        config: &ModelConfig,
+        tokens: usize,
+    ) -> Result<Self, LoadError> {
+        let mut frequencies = frequencies(config.rope.theta, config.head_dim);
+        match &config.rope.scaling {
+            RopeScaling::None => {}
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                scale_llama3(
+                    &mut frequencies,
+                    *factor,
+                    *low_freq_factor,
+                    *high_freq_factor,
+                    *original_context,
+                );
+            }
+            RopeScaling::Factors(factors) => {
+                frequencies.iter_mut().zip(factors).for_each(|(frequency, factor)| *frequency /= factor);
+            }
+        }
+        let angles = tokens * frequencies.len();
+        let (cos, sin) = (workspace.buffer("rope cosines", angles)?, workspace.buffer("rope sines", angles)?);
+        Ok(StepGeometry { frequencies, cos, sin, slots: Vec::new(), tables: Vec::new(), spans: Vec::new() })
+    }
+
+    /// Angles and cache slots of every row of `batch`.
+    pub(super) fn prepare(
+        &mut self,
+        device: &Device,
+        batch: &Batch,
+        block_size: usize,
+    ) -> Result<(), ModelError> {
+        let angles = batch.tokens.len() * self.frequencies.len();
+        let (cos, sin) = (self.cos.view_mut(0..angles), self.sin.view_mut(0..angles));
+        rope_angles(device, &batch.positions, &self.frequencies, cos, sin)?;
+        self.tables.clear();
+        self.tables.extend(batch.blocks.iter().map(|block| block.0));
+        self.spans.clear();
+        self.slots.clear();
+        for span in &batch.spans {
+            let table = &self.tables[span.table.clone()];
+            for row in span.rows.clone() {
+                let position = batch.positions[row] as usize;
+                self.slots
+                    .push(table[position / block_size] * block_size as u32 + (position % block_size) as u32);
+            }
+            let (rows, table) = (span.rows.clone(), span.table.clone());
+            self.spans.push(PagedSpan { rows, context_len: span.context_len, table });
+        }
+        Ok(())
+    }
+}
+
+/// Activations of one rank, sized for the largest step.
+pub(super) struct Activations<T> {
+    /// `[tokens, hidden]`: the residual stream.
+    pub(super) residual: Buffer<f32>,
+    /// `[tokens, hidden]`: what a layer adds to it.
+    pub(super) delta: Buffer<f32>,
+    /// `[tokens, hidden]`: normalised input of a layer.
+    pub(super) normed: Buffer<T>,
+    /// `[tokens, (query + 2 · KV heads) · head]`.
+    qkv: Buffer<f32>,
+    /// `[tokens, query heads · head]`.
+    attended: Buffer<T>,
+    /// `[tokens, 2 · columns]`.
+    gate_up: Buffer<f32>,
+    /// `[tokens, columns]`.
+    activated: Buffer<T>,
+}
+
+impl<T: KvElement> Activations<T> {
+    pub(super) fn new(
+        workspace: &mut Workspace,
+        config: &ModelConfig,
+        share: &Share,
+        tokens: usize,
+    ) -> Result<Self, LoadError> {
+        let queries = share.query_heads.len() * config.head_dim;
+        let keys = share.kv_heads.len() * config.head_dim;
+        let columns = share.columns.len();
+        Ok(Activations {
+            residual: workspace.buffer("residual", tokens * config.hidden_size)?,
+            delta: workspace.buffer("delta", tokens * config.hidden_size)?,
+            normed: workspace.buffer("normed", tokens * config.hidden_size)?,
+            qkv: workspace.buffer("qkv", tokens * (queries + 2 * keys))?,
+            attended: workspace.buffer("attended", tokens * queries)?,
+            gate_up: workspace.buffer("gate and up", tokens * 2 * columns)?,
+            activated: workspace.buffer("activated", tokens * columns)?,
+        })
+    }
+}
+
+/// Grouped-query attention over the heads of one rank.
+pub(super) struct ParallelAttention<T> {
+    qkv: Weight<T>,
+    output: Weight<T>,
+    queries: Heads,
+    keys: Heads,
+    values: Heads,
+    shape: AttentionShape,
+}
+
+impl<T: KvElement> ParallelAttention<T> {
+    /// `prefix` is the layer's, e.g. `model.layers.3.self_attn`.
+    pub(super) fn load(
+        loader: &Loader<'_>,
+        prefix: &str,
+        share: &Share,
+        config: &ModelConfig,
+        pages: consort_kernels::kv_append::PageShape,
+    ) -> Result<Self, LoadError> {
+        let dim = config.head_dim;
+        let columns = |heads: &Range<usize>| heads.start * dim..heads.end * dim;
+        let name = |projection: &str| format!("{prefix}.{projection}.weight");
+        let (q, k, v, o) = (name("q_proj"), name("k_proj"), name("v_proj"), name("o_proj"));
+        let hidden = 0..config.hidden_size;
+        let part = |name, heads| Part { name, rows: columns(heads), cols: hidden.clone() };
+        let qkv = loader.matrix(
+            &q,
+            &[part(&q, &share.query_heads), part(&k, &share.kv_heads), part(&v, &share.kv_heads)],
+        )?;
+        let output = Part { name: &o, rows: hidden.clone(), cols: columns(&share.query_heads) };
+        let output = loader.matrix(&o, &[output])?;
+        let (query_count, kv_count) = (share.query_heads.len(), share.kv_heads.len());
+        let stride = (query_count + 2 * kv_count) * dim;
+        let heads = |first: usize, count| Heads { stride, first: first * dim, count, dim };
+        Ok(ParallelAttention {
+            qkv,
+            output,
+            queries: heads(0, query_count),
+            keys: heads(query_count, kv_count),
+            values: heads(query_count + kv_count, kv_count),
+            shape: AttentionShape {
+                pages,
+                kv_of_query: share.kv_of_query.clone(),
+                scale: 1.0 / (dim as f32).sqrt(),
+            },
+        })
+    }
+
+    /// From `normed` to `delta`, whole on every rank.
+    pub(super) fn forward(
+        &self,
+        device: &Device,
+        act: &mut Activations<T>,
+        geometry: &StepGeometry,
+        layer: usize,
+        kv: &mut KvStore,
+        comm: &mut dyn Collective,
+    ) -> Result<(), ModelError> {
+        let rows = geometry.slots.len();
+        let (hidden, wide) = (rows * self.qkv.inputs(), rows * self.qkv.outputs());
+        let attended = rows * self.output.inputs();
+        linear(device, act.normed.view(0..hidden), &self.qkv, act.qkv.view_mut(0..wide))?;
+        let angles = rows * geometry.frequencies.len();
+        for heads in [self.queries, self.keys] {
+            let (cos, sin) = (geometry.cos.view(0..angles), geometry.sin.view(0..angles));
+            rope(device, act.qkv.view_mut(0..wide), heads, Pairs::HalfSplit, cos, sin)?;
+        }
+        let pages = kv.layer_mut::<T>(layer)?;
+        let qkv = act.qkv.view(0..wide);
+        let storage = pages.buffer.view_mut(pages.range.clone());
+        kv_append(device, qkv, self.keys, self.values, &geometry.slots, self.shape.pages, storage)?;
+        let cache = PagedCache {
+            pages: pages.buffer.view(pages.range),
+            tables: &geometry.tables,
+            spans: &geometry.spans,
+        };
+        attention(device, qkv, self.queries, &self.shape, cache, act.attended.view_mut(0..attended))?;
+        let out = rows * self.output.outputs();
+        linear(device, act.attended.view(0..attended), &self.output, act.delta.view_mut(0..out))?;
+        reduce(&mut act.delta, out, comm)
+    }
+
+    pub(super) fn weight_bytes(&self) -> u64 {
+        self.qkv.bytes() + self.output.bytes()
+    }
+}
+
+/// Gated MLP over the columns of one rank.
+pub(super) struct ParallelMlp<T> {
+    gate_up: Weight<T>,
+    down: Weight<T>,
+}
+
+impl<T: KvElement> ParallelMlp<T> {
+    /// `prefix` is the layer's, e.g. `model.layers.3.mlp`.
+    pub(super) fn load(
+        loader: &Loader<'_>,
+        prefix: &str,
+        share: &Share,
+        config: &ModelConfig,
+    ) -> Result<Self, LoadError> {
+        let name = |projection: &str| format!("{prefix}.{projection}.weight");
+        let (gate, up, down) = (name("gate_proj"), name("up_proj"), name("down_proj"));
+        let part = |name| Part { name, rows: share.columns.clone(), cols: 0..config.hidden_size };
+        let gate_up = loader.matrix(&gate, &[part(&gate), part(&up)])?;
+        let columns = share.columns.clone();
+        let down =
+            loader.matrix(&down, &[Part { name: &down, rows: 0..config.hidden_size, cols: columns }])?;
+        Ok(ParallelMlp { gate_up, down })
+    }
+
+    /// From `normed` to `delta`, whole on every rank.
+    pub(super) fn forward(
+        &self,
+        device: &Device,
+        act: &mut Activations<T>,
+        rows: usize,
+        comm: &mut dyn Collective,
+    ) -> Result<(), ModelError> {
+        let (hidden, wide) = (rows * self.gate_up.inputs(), rows * self.gate_up.outputs());
+        let (columns, out) = (rows * self.down.inputs(), rows * self.down.outputs());
+        linear(device, act.normed.view(0..hidden), &self.gate_up, act.gate_up.view_mut(0..wide))?;
+        let activated = act.activated.view_mut(0..columns);
+        swiglu(device, act.gate_up.view(0..wide), self.down.inputs(), activated)?;
+        linear(device, act.activated.view(0..columns), &self.down, act.delta.view_mut(0..out))?;
+        reduce(&mut act.delta, out, comm)
+    }
+
+    pub(super) fn weight_bytes(&self) -> u64 {
+        self.gate_up.bytes() + self.down.bytes()
+    }
+}
+
+/// Head over the vocabulary rows of one rank: logits are gathered, a bounded number of rows at a time.
+pub(super) struct LogitGather {
+    sizes: Vec<usize>,
+    local: Buffer<f32>,
+    gathered: Buffer<f32>,
+    logits: Buffer<f32>,
+}
+
+impl LogitGather {
+    /// Rows of logits made at a time.
+    pub(super) const ROWS_MAX: usize = 32;
+
+    /// `sizes`: vocabulary rows of each rank.
+    pub(super) fn new(workspace: &mut Workspace, sizes: Vec<usize>, rank: usize) -> Result<Self, LoadError> {
+        let vocabulary: usize = sizes.iter().sum();
+        let single = sizes.len() == 1;
+        let (local, gathered) = if single { (0, 0) } else { (sizes[rank], vocabulary) };
+        Ok(LogitGather {
+            local: workspace.buffer("local logits", Self::ROWS_MAX * local)?,
+            gathered: workspace.buffer("gathered logits", Self::ROWS_MAX * gathered)?,
+            logits: workspace.buffer("logits", Self::ROWS_MAX * vocabulary)?,
+            sizes,
+        })
+    }
+
+    /// Logits `[rows, vocabulary]` of `hidden [rows, width]`, whole on every rank.
+    pub(super) fn forward<T: KvElement>(
+        &mut self,
+        device: &Device,
+        hidden: consort_kernels::buffer::View<'_, T>,
+        head: &Weight<T>,
+        comm: &mut dyn Collective,
+    ) -> Result<&mut [f32], ModelError> {
+        let rows = hidden.len() / head.inputs();
+        let vocabulary: usize = self.sizes.iter().sum();
+        if self.sizes.len() == 1 {
+            linear(device, hidden, head, self.logits.view_mut(0..rows * vocabulary))?;
+        } else {
+            let mine = rows * head.outputs();
+            linear(device, hidden, head, self.local.view_mut(0..mine))?;
+            let gathered = self.gathered.view_mut(0..rows * vocabulary).host_mut();
+            comm.all_gather(self.local.view(0..mine).host(), gathered)?;
+            interleave(gathered, &self.sizes, rows, self.logits.as_mut_slice());
+        }
+        Ok(&mut self.logits.as_mut_slice()[..rows * vocabulary])
+    }
+}
+
+/// From one block `[rows, size]` per rank to rows that hold every rank's part.
+fn interleave(gathered: &[f32], sizes: &[usize], rows: usize, logits: &mut [f32]) {
+    let vocabulary: usize = sizes.iter().sum();
+    let (mut from, mut column) = (0, 0);
+    for &size in sizes {
+        for row in 0..rows {
+            logits[row * vocabulary + column..][..size].copy_from_slice(&gathered[from..from + size]);
+            from += size;
+        }
+        column += size;
+    }
+}

@@ -1,0 +1,226 @@
+//! Llama: RMSNorm, grouped-query attention with rotary embedding, gated SiLU MLP, perhaps a tied head.
+
+use std::ops::Range;
+
+use consort_kernels::{
+    buffer::{Buffer, View},
+    device::Device,
+    kv_append::PageShape,
+    linear::Weight,
+    rms_norm::rms_norm,
+    workspace::Workspace,
+};
+
+use super::{
+    Model, ModelError,
+    layers::{
+        Activations, LogitGather, ParallelAttention, ParallelMlp, StepGeometry, VocabParallelEmbedding,
+    },
+    loader::{LoadError, LoadOptions, Loader, Part},
+};
+use crate::{
+    batch::Batch,
+    checkpoint::Checkpoint,
+    collective::Collective,
+    config::ModelConfig,
+    ids::Rank,
+    kv::{KvElement, KvStore},
+    partition::{Partition, Share},
+};
+
+/// One rank's part of a Llama model, weights and activations of type `T`.
+pub(super) struct Llama<T> {
+    device: Device,
+    config: ModelConfig,
+    embedding: VocabParallelEmbedding<T>,
+    layers: Vec<Layer<T>>,
+    final_norm: Vec<f32>,
+    /// Absent when the embedding is the head.
+    head: Option<Weight<T>>,
+    geometry: StepGeometry,
+    activations: Activations<T>,
+    /// `[output rows, hidden]`: normalised hidden states kept for [`Model::logits`].
+    kept: Buffer<T>,
+    kept_rows: usize,
+    gather: LogitGather,
+    max_batch_tokens: usize,
+    workspace_bytes: u64,
+}
+
+struct Layer<T> {
+    attention_norm: Vec<f32>,
+    attention: ParallelAttention<T>,
+    mlp_norm: Vec<f32>,
+    mlp: ParallelMlp<T>,
+}
+
+impl<T: KvElement> Llama<T> {
+    /// Reads the slices of `rank` from `checkpoint`.
+    pub(super) fn load(
+        device: &Device,
+        checkpoint: &Checkpoint,
+        partition: &Partition,
+        rank: Rank,
+        options: &LoadOptions,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<Self, LoadError> {
+        let (config, share) = (checkpoint.config(), partition.share(rank));
+        let loader = Loader::new(device, checkpoint, bytes_of_share::<T>(config, share), progress);
+        let pages = PageShape::new(options.block_size, share.kv_heads.len(), config.head_dim)?;
+        let embedding = VocabParallelEmbedding::load(&loader, "model.embed_tokens.weight", share, config)?;
+        let layers = (0..config.num_layers)
+            .map(|layer| Layer::load(&loader, &format!("model.layers.{layer}"), share, config, pages))
+            .collect::<Result<Vec<_>, _>>()?;
+        let final_norm = loader.vector("model.norm.weight", config.hidden_size)?;
+        let head = if config.tie_word_embeddings {
+            None
+        } else {
+            let name = "lm_head.weight";
+            let (rows, cols) = (share.vocabulary.clone(), 0..config.hidden_size);
+            Some(loader.matrix(name, &[Part { name, rows, cols }])?)
+        };
+        let tokens = options.max_batch_tokens;
+        let mut workspace = Workspace::new(device);
+        let geometry = StepGeometry::new(&mut workspace, config, tokens)?;
+        let activations = Activations::new(&mut workspace, config, share, tokens)?;
+        let kept = workspace.buffer("kept hidden states", tokens * config.hidden_size)?;
+        let sizes = partition.shares().iter().map(|share| share.vocabulary.len()).collect();
+        let gather = LogitGather::new(&mut workspace, sizes, rank.index())?;
+        Ok(Llama {
+            device: device.clone(),
+            config: config.clone(),
+            embedding,
+            layers,
+            final_norm,
+            head,
+            geometry,
+            activations,
+            kept,
+            kept_rows: 0,
+            gather,
+            max_batch_tokens: tokens,
+            workspace_bytes: workspace.bytes(),
+        })
+    }
+
+    /// Adds the last layer's delta to the residual of the output rows and keeps them normalised.
+    fn keep_outputs(&mut self, output_rows: &[usize]) -> Result<(), ModelError> {
+        let width = self.config.hidden_size;
+        let (residual, delta) =
+            (self.activations.residual.as_mut_slice(), self.activations.delta.as_mut_slice());
+        // Rows are ascending, so a row moves only to places that were read before.
+        for (to, &from) in output_rows.iter().enumerate() {
+            residual.copy_within(from * width..(from + 1) * width, to * width);
+            delta.copy_within(from * width..(from + 1) * width, to * width);
+        }
+        let len = output_rows.len() * width;
+        let delta = Some(self.activations.delta.view(0..len));
+        let (weight, eps) = (View::from(&self.final_norm[..]), self.config.rms_norm_eps);
+        let residual = self.activations.residual.view_mut(0..len);
+        rms_norm(&self.device, residual, delta, weight, eps, self.kept.view_mut(0..len))?;
+        self.kept_rows = output_rows.len();
+        Ok(())
+    }
+}
+
+impl<T: KvElement> Layer<T> {
+    fn load(
+        loader: &Loader<'_>,
+        prefix: &str,
+        share: &Share,
+        config: &ModelConfig,
+        pages: PageShape,
+    ) -> Result<Self, LoadError> {
+        let norm = |name: &str| loader.vector(&format!("{prefix}.{name}.weight"), config.hidden_size);
+        Ok(Layer {
+            attention_norm: norm("input_layernorm")?,
+            attention: ParallelAttention::load(loader, &format!("{prefix}.self_attn"), share, config, pages)?,
+            mlp_norm: norm("post_attention_layernorm")?,
+            mlp: ParallelMlp::load(loader, &format!("{prefix}.mlp"), share, config)?,
+        })
+    }
+}
+
+impl<T: KvElement> Model for Llama<T> {
+    fn forward(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvStore,
+        comm: &mut dyn Collective,
+    ) -> Result<(), ModelError> {
+        batch.check(self.max_batch_tokens, self.config.vocab_size, kv.layout().pages.block_size)?;
+        let (device, rows) = (self.device.clone(), batch.tokens.len());
+        let (len, eps) = (rows * self.config.hidden_size, self.config.rms_norm_eps);
+        self.kept_rows = 0;
+        self.geometry.prepare(&device, batch, kv.layout().pages.block_size)?;
+        let act = &mut self.activations;
+        self.embedding.forward(&device, &batch.tokens, &mut act.residual, comm)?;
+        for (at, layer) in self.layers.iter().enumerate() {
+            let delta = (at > 0).then(|| act.delta.view(0..len));
+            let weight = View::from(&layer.attention_norm[..]);
+            rms_norm(
+                &device,
+                act.residual.view_mut(0..len),
+                delta,
+                weight,
+                eps,
+                act.normed.view_mut(0..len),
+            )?;
+            layer.attention.forward(&device, act, &self.geometry, at, kv, comm)?;
+            let (delta, weight) = (Some(act.delta.view(0..len)), View::from(&layer.mlp_norm[..]));
+            rms_norm(
+                &device,
+                act.residual.view_mut(0..len),
+                delta,
+                weight,
+                eps,
+                act.normed.view_mut(0..len),
+            )?;
+            layer.mlp.forward(&device, act, rows, comm)?;
+        }
+        self.keep_outputs(&batch.output_rows)
+    }
+
+    fn logits(&mut self, rows: Range<usize>, comm: &mut dyn Collective) -> Result<&mut [f32], ModelError> {
+        if rows.start > rows.end || rows.end > self.kept_rows || rows.len() > LogitGather::ROWS_MAX {
+            return Err(ModelError::Batch(format!(
+                "logits of rows {rows:?} were asked for; {} rows are kept and {} can be had at once",
+                self.kept_rows,
+                LogitGather::ROWS_MAX
+            )));
+        }
+        let width = self.config.hidden_size;
+        let head = self.head.as_ref().unwrap_or(self.embedding.table());
+        self.gather.forward(&self.device, self.kept.view(rows.start * width..rows.end * width), head, comm)
+    }
+
+    fn logit_rows_max(&self) -> usize {
+        LogitGather::ROWS_MAX
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        let norms = 4 * (2 * self.layers.len() + 1) * self.config.hidden_size;
+        let layers: u64 =
+            self.layers.iter().map(|layer| layer.attention.weight_bytes() + layer.mlp.weight_bytes()).sum();
+        layers + self.embedding.table().bytes() + self.head.as_ref().map_or(0, Weight::bytes) + norms as u64
+    }
+
+    fn workspace_bytes(&self) -> u64 {
+        self.workspace_bytes
+    }
+}
+
+/// Bytes that a rank reads while loading, for the progress report.
+fn bytes_of_share<T: KvElement>(config: &ModelConfig, share: &Share) -> u64 {
+    let (hidden, dim) = (config.hidden_size, config.head_dim);
+    let attention = hidden * dim * (2 * share.query_heads.len() + 2 * share.kv_heads.len());
+    let mlp = 3 * hidden * share.columns.len();
+    let vocabularies = if config.tie_word_embeddings { 1 } else { 2 };
+    let matrices = config.num_layers * (attention + mlp) + vocabularies * share.vocabulary.len() * hidden;
+    let norms = (2 * config.num_layers + 1) * hidden;
+    (matrices * T::DTYPE.bytes() + norms * 4) as u64
+}

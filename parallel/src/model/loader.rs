@@ -1,0 +1,98 @@
+//! From slices of a checkpoint to a rank's packed weights.
+
+use std::{cell::Cell, ops::Range};
+
+use consort_kernels::{
+    DType, KernelError,
+    device::Device,
+    linear::{Kernels, Weight},
+};
+
+use crate::checkpoint::{Checkpoint, CheckpointError};
+
+/// Rows read from the checkpoint at a time: one group of the packed layout, so that its lines stay in cache.
+const ROWS_AT_ONCE: usize = 32;
+
+/// What a model is loaded for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// Storage type of weights, matrix inputs, keys and values.
+    pub dtype: DType,
+    /// Most tokens of one step: the size of the activations.
+    pub max_batch_tokens: usize,
+    /// Tokens of one KV block.
+    pub block_size: usize,
+}
+
+/// Why a rank's weights could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The checkpoint lacks something or is damaged.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Memory could not be had, or the device refused.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+/// A part of a named matrix: what a rank takes of it.
+pub(super) struct Part<'a> {
+    pub(super) name: &'a str,
+    pub(super) rows: Range<usize>,
+    pub(super) cols: Range<usize>,
+}
+
+/// Reads weights and counts them.
+pub(super) struct Loader<'a> {
+    device: &'a Device,
+    checkpoint: &'a Checkpoint,
+    loaded: Cell<u64>,
+    total: u64,
+    progress: &'a dyn Fn(u64, u64),
+}
+
+impl<'a> Loader<'a> {
+    /// A loader that reports progress towards `total` bytes.
+    pub(super) fn new(
+        device: &'a Device,
+        checkpoint: &'a Checkpoint,
+        total: u64,
+        progress: &'a dyn Fn(u64, u64),
+    ) -> Self {
+        Loader { device, checkpoint, loaded: Cell::new(0), total, progress }
+    }
+
+    /// The rows of all `parts`, one below the other, as one packed matrix. Parts have equally many columns.
+    pub(super) fn matrix<T: Kernels>(&self, what: &str, parts: &[Part<'_>]) -> Result<Weight<T>, LoadError> {
+        let cols = parts.first().map_or(0, |part| part.cols.len());
+        let rows = parts.iter().map(|part| part.rows.len()).sum();
+        let mut weight = Weight::zeros(self.device, rows, cols, what)?;
+        let mut values = vec![0.0; ROWS_AT_ONCE * cols];
+        let mut first = 0;
+        for part in parts {
+            for start in part.rows.clone().step_by(ROWS_AT_ONCE) {
+                let chunk = start..part.rows.end.min(start + ROWS_AT_ONCE);
+                let values = &mut values[..chunk.len() * cols];
+                self.checkpoint.read_rows(part.name, chunk.clone(), part.cols.clone(), values)?;
+                weight.set_rows(first, values)?;
+                first += chunk.len();
+                self.count((values.len() * T::DTYPE.bytes()) as u64);
+            }
+            self.checkpoint.release_rows(part.name, part.rows.clone());
+        }
+        Ok(weight)
+    }
+
+    /// A whole vector, as f32.
+    pub(super) fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
+        let mut values = vec![0.0; len];
+        self.checkpoint.read_rows(name, 0..1, 0..len, &mut values)?;
+        self.count((len * 4) as u64);
+        Ok(values)
+    }
+
+    fn count(&self, bytes: u64) {
+        self.loaded.set(self.loaded.get() + bytes);
+        (self.progress)(self.loaded.get(), self.total);
+    }
+}

@@ -1,0 +1,97 @@
+//! Models built from parallel layers: what one rank executes in one step.
+//!
+//! [`load`] builds a rank's part from a checkpoint; [`Model::forward`] runs a batch through it. A model never decides
+//! what to run, owns no sequence, and knows other ranks only as a [`Collective`].
+
+mod layers;
+mod llama;
+mod loader;
+
+use std::ops::Range;
+
+use consort_kernels::{DType, KernelError, device::Device, element::bf16, kv_append::PageShape};
+
+pub use loader::{LoadError, LoadOptions};
+
+use crate::{
+    batch::Batch,
+    checkpoint::Checkpoint,
+    collective::{Collective, CollectiveError},
+    config::{Architecture, ModelConfig},
+    ids::Rank,
+    kv::{KvLayout, KvStore},
+    partition::{Partition, Share},
+};
+
+/// Why a step could not be executed on this rank.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The group was aborted while this rank waited for it.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// The batch breaks a bound that the scheduler must hold.
+    #[error("batch refused: {0}")]
+    Batch(String),
+    /// A kernel refused its arguments or its device failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+/// One rank's part of a decoder model. Every rank of the group calls the same methods with the same batch.
+pub trait Model: Send {
+    /// Runs all layers over `batch`, appends keys and values to `kv`, and keeps the hidden states of
+    /// `batch.output_rows` for [`Model::logits`].
+    fn forward(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvStore,
+        comm: &mut dyn Collective,
+    ) -> Result<(), ModelError>;
+
+    /// Logits `[rows.len(), vocabulary]`, whole on every rank, of the given kept rows (indices into
+    /// `output_rows` of the last forward). At most [`Model::logit_rows_max`] rows a call, so memory stays bounded.
+    /// The caller may use the logits as scratch.
+    fn logits(&mut self, rows: Range<usize>, comm: &mut dyn Collective) -> Result<&mut [f32], ModelError>;
+
+    /// Most rows that one [`Model::logits`] call may ask for.
+    fn logit_rows_max(&self) -> usize;
+
+    /// Entries of the vocabulary, the width of a row of logits.
+    fn vocab_size(&self) -> usize;
+
+    /// Bytes of weights this rank holds.
+    fn weight_bytes(&self) -> u64;
+
+    /// Bytes of activations this rank holds.
+    fn workspace_bytes(&self) -> u64;
+}
+
+/// Builds `rank`'s part of the model in `checkpoint`. `progress(loaded, total)` is called with bytes as they are held.
+pub fn load(
+    device: &Device,
+    checkpoint: &Checkpoint,
+    partition: &Partition,
+    rank: Rank,
+    options: &LoadOptions,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Box<dyn Model>, LoadError> {
+    match (checkpoint.config().architecture, options.dtype) {
+        (Architecture::Llama, DType::F32) => {
+            Ok(Box::new(llama::Llama::<f32>::load(device, checkpoint, partition, rank, options, progress)?))
+        }
+        (Architecture::Llama, DType::BF16) => {
+            Ok(Box::new(llama::Llama::<bf16>::load(device, checkpoint, partition, rank, options, progress)?))
+        }
+    }
+}
+
+/// Shape of a rank's pages of keys and values.
+pub fn kv_layout(
+    config: &ModelConfig,
+    share: &Share,
+    dtype: DType,
+    block_size: usize,
+) -> Result<KvLayout, KernelError> {
+    let pages = PageShape::new(block_size, share.kv_heads.len(), config.head_dim)?;
+    Ok(KvLayout { pages, num_layers: config.num_layers, dtype })
+}

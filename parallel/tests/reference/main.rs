@@ -1,0 +1,8 @@
+//! Whole models against `transformers`: fixtures made by `cargo xtask fixtures`.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "figures for the reader of --nocapture")]
+
+mod harness;
+
+mod smollm2;
+mod tiny;

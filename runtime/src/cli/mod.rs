@@ -1,0 +1,62 @@
+//! The `consort` command: a thin shell over [`crate::Engine`] and [`crate::server`].
+//!
+//! Answers go to standard output, everything else to standard error. Exit codes: 0 done, 1 failed, 2 called wrongly.
+
+mod args;
+mod client;
+mod demo;
+mod progress;
+mod report;
+mod run;
+mod serve;
+#[cfg(test)]
+mod tests;
+
+use std::{io::IsTerminal, process::ExitCode};
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use self::args::{Cli, Command};
+use crate::error::RequestError;
+
+const FAILED: u8 = 1;
+const USAGE: u8 = 2;
+
+/// Parses the command line, runs it, and tells what went wrong, once.
+pub fn main() -> ExitCode {
+    // Wrong usage ends here, with code 2.
+    let cli = Cli::parse();
+    match start(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if report::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{}", report::chain(&error));
+            let wrongly_called = matches!(error.downcast_ref(), Some(RequestError::Invalid { .. }));
+            ExitCode::from(if wrongly_called { USAGE } else { FAILED })
+        }
+    }
+}
+
+fn start(cli: Cli) -> anyhow::Result<()> {
+    let filter = match &cli.log {
+        Some(filter) => EnvFilter::try_new(filter)?,
+        None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn")),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+    let runtime = tokio::runtime::Runtime::new()?;
+    let outcome = runtime.block_on(async {
+        match cli.command {
+            Command::Serve(args) => serve::serve(args).await,
+            Command::Run(args) => run::run(args).await,
+            Command::Demo(args) => demo::demo(args).await,
+        }
+    });
+    // A blocking thread that is still loading must not hold up the end.
+    runtime.shutdown_background();
+    outcome
+}

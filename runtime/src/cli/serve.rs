@@ -1,0 +1,111 @@
+//! `consort serve`: a model behind OpenAI's API, until told to stop.
+
+use std::{
+    io::{self, Write},
+    net::SocketAddr,
+};
+
+use tokio::{signal, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+
+use super::{args::ServeArgs, progress::LoadBars, report};
+use crate::{
+    engine::{Engine, EngineBuilder},
+    server::{Server, ServerSettings},
+};
+
+pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
+    let builder = args.model.builder(args.source, args.server);
+    let settings = builder.server_settings()?;
+    let mut signals = Signals::new()?;
+    let Some(running) = Running::start(builder, settings, &mut signals).await? else { return Ok(()) };
+    running.announce()?;
+    running.wait(&mut signals).await
+}
+
+/// A server with its engine, both up.
+pub(super) struct Running {
+    pub(super) engine: Engine,
+    pub(super) address: SocketAddr,
+    stop: CancellationToken,
+    serving: JoinHandle<()>,
+}
+
+impl Running {
+    /// Takes the port first, so that a taken one is known before minutes of loading; then loads while the probes
+    /// answer. `None` if a signal came meanwhile.
+    pub(super) async fn start(
+        builder: EngineBuilder,
+        settings: ServerSettings,
+        signals: &mut Signals,
+    ) -> anyhow::Result<Option<Self>> {
+        let server = Server::bind(settings).await?;
+        let (address, handle) = (server.local_addr(), server.handle());
+        let stop = CancellationToken::new();
+        let serving = tokio::spawn(server.run(stop.clone().cancelled_owned()));
+        let bars = LoadBars::new();
+        let reporting = bars.clone();
+        let loading = builder.on_progress(move |progress| reporting.report(&progress)).start();
+        let loaded = tokio::select! {
+            loaded = loading => Some(loaded),
+            () = signals.next() => None,
+        };
+        bars.finish();
+        let Some(loaded) = loaded else { return Ok(None) };
+        let engine = loaded?;
+        handle.attach(engine.clone())?;
+        Ok(Some(Self { engine, address, stop, serving }))
+    }
+
+    /// Address and ranks, on standard output.
+    pub(super) fn announce(&self) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        for rank in &self.engine.status().ensemble.ranks {
+            writeln!(out, "{}", report::rank_line(rank))?;
+        }
+        writeln!(out, "{} is ready at http://{}", self.engine.model_name(), self.address)?;
+        out.flush()
+    }
+
+    /// Serves until a signal, then drains; a second signal ends everything at once.
+    pub(super) async fn wait(self, signals: &mut Signals) -> anyhow::Result<()> {
+        signals.next().await;
+        eprintln!("finishing open requests; a second signal ends at once");
+        self.end(signals).await
+    }
+
+    /// Drains and ends.
+    pub(super) async fn end(self, signals: &mut Signals) -> anyhow::Result<()> {
+        self.stop.cancel();
+        tokio::select! {
+            ended = self.serving => Ok(ended?),
+            () = signals.next() => anyhow::bail!("ended by a second signal; open requests were cut off"),
+        }
+    }
+}
+
+/// Ctrl-C and the supervisor's request to stop.
+pub(super) struct Signals {
+    #[cfg(unix)]
+    terminate: signal::unix::Signal,
+}
+
+impl Signals {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self {
+            #[cfg(unix)]
+            terminate: signal::unix::signal(signal::unix::SignalKind::terminate())?,
+        })
+    }
+
+    /// Waits for the next of either.
+    pub(super) async fn next(&mut self) {
+        #[cfg(unix)]
+        tokio::select! {
+            _ = signal::ctrl_c() => {}
+            _ = self.terminate.recv() => {}
+        }
+        #[cfg(not(unix))]
+        let _ = signal::ctrl_c().await;
+    }
+}

@@ -1,0 +1,54 @@
+//! What a rank is made of: device, model slices, KV pages. Called by the ensemble on each shard's own thread.
+
+use std::sync::Arc;
+
+use consort_actors::{ModelExecutor, ProgressReporter, RankShare, ShardError, ShardExecutor, ShardFactory};
+use consort_kernels::device::Device;
+use consort_parallel::{
+    checkpoint::Checkpoint,
+    collective::Collective,
+    config::ModelConfig,
+    ids::Rank,
+    kv::KvStore,
+    model::{self, LoadOptions},
+    partition::Partition,
+};
+
+/// Builds ranks of one checkpoint. A restarted rank is built by the same factory.
+pub(crate) struct ModelFactory {
+    pub(crate) checkpoint: Arc<Checkpoint>,
+    pub(crate) partition: Partition,
+    pub(crate) options: LoadOptions,
+    pub(crate) num_blocks: usize,
+    pub(crate) threads_per_rank: usize,
+}
+
+impl ModelFactory {
+    fn config(&self) -> &ModelConfig {
+        self.checkpoint.config()
+    }
+}
+
+impl ShardFactory for ModelFactory {
+    fn build(
+        &self,
+        rank: Rank,
+        comm: Box<dyn Collective>,
+        progress: &ProgressReporter,
+    ) -> Result<Box<dyn ShardExecutor>, ShardError> {
+        let device = Device::cpu(self.threads_per_rank).map_err(ShardError::load)?;
+        let report = |loaded, total| progress.report(loaded, total);
+        let model = model::load(&device, &self.checkpoint, &self.partition, rank, &self.options, &report)
+            .map_err(ShardError::load)?;
+        let share = self.partition.share(rank);
+        let layout = model::kv_layout(self.config(), share, self.options.dtype, self.options.block_size)
+            .map_err(ShardError::load)?;
+        let kv = KvStore::new(&device, layout, self.num_blocks).map_err(ShardError::load)?;
+        Ok(Box::new(ModelExecutor::new(model, kv, comm)))
+    }
+
+    fn describe(&self, rank: Rank) -> RankShare {
+        let share = self.partition.share(rank);
+        RankShare { query_heads: share.query_heads.clone(), kv_heads: share.kv_heads.clone() }
+    }
+}

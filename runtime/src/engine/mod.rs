@@ -1,0 +1,286 @@
+//! The embedding API: an [`Engine`] is one model over its shards, ready for requests.
+//!
+//! An engine is a handle: `Clone + Send + Sync + 'static`, without global state, so several live in one process. It
+//! starts from a TOML file ([`Engine::from_toml`]) or in code ([`Engine::builder`]); both need a tokio runtime.
+//! Streams cancel their request when dropped. The server and the command line are built on this API alone.
+
+mod builder;
+mod factory;
+mod live;
+mod options;
+mod sizing;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod validate;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use consort_actors::{Ensemble, Request, Status};
+use serde_json::{Map, Value, json};
+
+pub use self::{
+    builder::EngineBuilder,
+    live::LiveRequest,
+    options::{GenerateOptions, Prompt},
+    stream::{Completion, Finish, FinishReason, StopReason, TextDelta, TextEvent, TextStream, Usage},
+    validate::{LOGPROBS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, STOP_TOKENS_MAX},
+};
+use self::{
+    live::LiveRequests,
+    stream::Composer,
+    validate::{Limits, validate},
+};
+use crate::{
+    error::RequestError,
+    metrics::{EngineMetrics, RequestTimer},
+    text::{ChatInput, ChatTemplate, IncrementalDecoder, StopMatcher, TemplateError, Tokenizer},
+};
+
+/// One message of a chat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// `system`, `user` or `assistant`.
+    pub role: String,
+    /// Its text.
+    pub content: String,
+}
+
+impl Message {
+    /// Instructions for the whole chat.
+    pub fn system(content: impl Into<String>) -> Self {
+        Self { role: "system".into(), content: content.into() }
+    }
+
+    /// What the user says.
+    pub fn user(content: impl Into<String>) -> Self {
+        Self { role: "user".into(), content: content.into() }
+    }
+
+    /// What the model said earlier.
+    pub fn assistant(content: impl Into<String>) -> Self {
+        Self { role: "assistant".into(), content: content.into() }
+    }
+}
+
+/// How to continue a chat.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChatOptions {
+    /// How to generate.
+    pub generate: GenerateOptions,
+    /// Whether the prompt ends by opening the assistant's turn.
+    pub add_generation_prompt: bool,
+    /// Further variables for the model's template.
+    pub template_kwargs: Map<String, Value>,
+}
+
+impl Default for ChatOptions {
+    fn default() -> Self {
+        Self {
+            generate: GenerateOptions::default(),
+            add_generation_prompt: true,
+            template_kwargs: Map::new(),
+        }
+    }
+}
+
+impl From<GenerateOptions> for ChatOptions {
+    fn from(generate: GenerateOptions) -> Self {
+        Self { generate, ..Self::default() }
+    }
+}
+
+/// A snapshot of an engine.
+#[derive(Clone, Debug)]
+pub struct EngineStatus {
+    /// Name under which the model is served.
+    pub model_name: String,
+    /// State of the shard group, its ranks, the scheduler's counters.
+    pub ensemble: Status,
+    /// Open requests, oldest first.
+    pub requests: Vec<LiveRequest>,
+}
+
+/// A running model. Clones share it.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    ensemble: Ensemble,
+    tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
+    limits: Limits,
+    model_name: String,
+    model_path: PathBuf,
+    started_unix_seconds: u64,
+    live: LiveRequests,
+    metrics: Arc<EngineMetrics>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("model", &self.inner.model_name).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// An engine described by a topology file; its `.start().await` starts it.
+    pub fn from_toml(path: impl Into<PathBuf>) -> EngineBuilder {
+        EngineBuilder::from_toml(path.into())
+    }
+
+    /// An engine described in code.
+    pub fn builder() -> EngineBuilder {
+        EngineBuilder::default()
+    }
+
+    /// Continues a prompt: text, or token ids. The request is admitted when this returns.
+    pub fn generate(
+        &self,
+        prompt: impl Into<Prompt>,
+        options: GenerateOptions,
+    ) -> Result<TextStream, RequestError> {
+        let tokens = match prompt.into() {
+            Prompt::Tokens(tokens) => tokens,
+            Prompt::Text(text) => {
+                self.inner.tokenizer.encode(&text, options.add_special_tokens.unwrap_or(true))?
+            }
+        };
+        self.submit(tokens, &options)
+    }
+
+    /// Continues a chat, through the model's chat template.
+    pub fn chat(&self, messages: &[Message], options: GenerateOptions) -> Result<TextStream, RequestError> {
+        self.chat_with(messages, options.into())
+    }
+
+    /// Continues a chat with options for the template.
+    pub fn chat_with(&self, messages: &[Message], options: ChatOptions) -> Result<TextStream, RequestError> {
+        let Some(template) = &self.inner.template else {
+            return Err(RequestError::NoChatTemplate { model: self.inner.model_name.clone() });
+        };
+        let messages: Vec<Value> = messages
+            .iter()
+            .map(|message| json!({"role": message.role, "content": message.content}))
+            .collect();
+        let text = template.render(&ChatInput {
+            messages: &messages,
+            tools: None,
+            add_generation_prompt: options.add_generation_prompt,
+            kwargs: Some(&options.template_kwargs),
+        })?;
+        let add_special_tokens = options.generate.add_special_tokens.unwrap_or(false);
+        let tokens = self.inner.tokenizer.encode(&text, add_special_tokens)?;
+        self.submit(tokens, &options.generate)
+    }
+
+    fn submit(&self, prompt: Vec<u32>, options: &GenerateOptions) -> Result<TextStream, RequestError> {
+        let inner = &*self.inner;
+        let valid = validate(options, &inner.limits, fresh_u64)?;
+        // A prompt that fills the context is refused by the scheduler, which needs at least one token to refuse.
+        let room = inner.limits.max_model_len.saturating_sub(prompt.len()).max(1);
+        let max_tokens = valid.max_tokens.unwrap_or(room);
+        let decoder =
+            IncrementalDecoder::after(Arc::clone(&inner.tokenizer), valid.skip_special_tokens, &prompt);
+        let stops = StopMatcher::new(valid.stop, valid.include_stop)?;
+        let generation = inner.ensemble.submit(Request {
+            prompt: prompt.clone(),
+            sampling: valid.sampling,
+            max_tokens,
+            stop_token_ids: valid.stop_token_ids.clone(),
+            logprobs: valid.logprobs,
+            prompt_logprobs: valid.prompt_logprobs,
+        })?;
+        let sequence = generation.sequence().0;
+        let request_id = options.request_id.clone().unwrap_or_else(|| format!("{:016x}", fresh_u64()));
+        tracing::debug!(request_id, sequence, prompt_tokens = prompt.len(), max_tokens, "request admitted");
+        let live = inner.live.enter(sequence, request_id.clone(), prompt.len());
+        let timer = RequestTimer::start(Arc::clone(&inner.metrics), prompt.len());
+        let composer = Composer {
+            decoder,
+            stops,
+            eos_token_ids: inner.limits.eos_token_ids.clone(),
+            stop_token_ids: valid.stop_token_ids,
+            include_stop: valid.include_stop,
+            max_tokens,
+            usage: Usage { prompt_tokens: prompt.len(), ..Usage::default() },
+            ready: Default::default(),
+        };
+        Ok(TextStream::new(composer, generation, timer, live, prompt, request_id))
+    }
+
+    /// Cancels the open requests of that name; how many there were. Their streams end with
+    /// [`RequestError::Cancelled`].
+    pub fn cancel(&self, request_id: &str) -> usize {
+        self.inner.live.cancel(request_id)
+    }
+
+    /// A snapshot; never waits.
+    pub fn status(&self) -> EngineStatus {
+        EngineStatus {
+            model_name: self.inner.model_name.clone(),
+            ensemble: self.inner.ensemble.status(),
+            requests: self.inner.live.list(),
+        }
+    }
+
+    /// Admits nothing more, lets open requests end within `grace`, cancels the rest, and frees the devices.
+    pub async fn shutdown(&self, grace: Duration) {
+        self.inner.ensemble.shutdown(grace).await;
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.inner.tokenizer
+    }
+
+    /// Name under which the model is served.
+    pub fn model_name(&self) -> &str {
+        &self.inner.model_name
+    }
+
+    /// Where the model was loaded from.
+    pub fn model_path(&self) -> &Path {
+        &self.inner.model_path
+    }
+
+    /// Most tokens of one sequence, prompt and answer together.
+    pub fn max_model_len(&self) -> usize {
+        self.inner.limits.max_model_len
+    }
+
+    /// When the engine became ready, in seconds of Unix time.
+    pub fn started_unix_seconds(&self) -> u64 {
+        self.inner.started_unix_seconds
+    }
+
+    /// All measurements as Prometheus text, under vLLM's names.
+    pub fn render_metrics(&self) -> String {
+        self.inner.metrics.render(&self.inner.ensemble.status())
+    }
+}
+
+/// The checkpoint's template; a checkpoint without one serves plain prompts.
+fn optional(template: Result<ChatTemplate, TemplateError>) -> Result<Option<ChatTemplate>, TemplateError> {
+    match template {
+        Ok(template) => Ok(Some(template)),
+        Err(error @ TemplateError::Missing { .. }) => {
+            tracing::warn!("{error}");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// An unpredictable number, for seeds and names. The hasher's keys come from the operating system, and each value
+/// has keys of its own.
+pub(crate) fn fresh_u64() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one("consort")
+}

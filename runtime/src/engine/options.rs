@@ -1,0 +1,93 @@
+//! What a caller may ask of a generation: raw, as given. [`super::validate`] turns it into what runs.
+
+/// What to continue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Prompt {
+    /// Text, tokenised by the engine.
+    Text(String),
+    /// Token ids, taken as they are: nothing is added in front.
+    Tokens(Vec<u32>),
+}
+
+impl From<&str> for Prompt {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Prompt {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<Vec<u32>> for Prompt {
+    fn from(tokens: Vec<u32>) -> Self {
+        Self::Tokens(tokens)
+    }
+}
+
+impl From<&[u32]> for Prompt {
+    fn from(tokens: &[u32]) -> Self {
+        Self::Tokens(tokens.to_vec())
+    }
+}
+
+/// How to generate. Everything absent takes the checkpoint's own default (`generation_config.json`), then the
+/// neutral value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateOptions {
+    /// Most tokens to generate; absent: whatever the context still holds.
+    pub max_tokens: Option<usize>,
+    /// `0` is greedy; at most 2.
+    pub temperature: Option<f32>,
+    /// Keep the best tokens whose probabilities reach this; in `(0, 1]`.
+    pub top_p: Option<f32>,
+    /// Keep only the k best tokens; `0` and `-1` keep all.
+    pub top_k: Option<i64>,
+    /// Drop tokens less likely than this times the best one; in `[0, 1]`.
+    pub min_p: Option<f32>,
+    /// Fixes every draw. `-1` or absent: drawn once, when the request is admitted.
+    pub seed: Option<i64>,
+    /// Strings that end the generation and are left out of it.
+    pub stop: Vec<String>,
+    /// Further tokens that end the generation.
+    pub stop_token_ids: Vec<u32>,
+    /// Go on past the model's end-of-sequence tokens.
+    pub ignore_eos: bool,
+    /// Keep the string or token that ended the generation in its text.
+    pub include_stop_str_in_output: bool,
+    /// Leave special tokens out of the text.
+    pub skip_special_tokens: bool,
+    /// Put the model's beginning-of-sequence token before a text prompt; absent: yes for prompts, no for chats,
+    /// whose template writes it. Token prompts never get one.
+    pub add_special_tokens: Option<bool>,
+    /// Report log-probabilities of generated tokens: the drawn one and this many best, at most 20.
+    pub logprobs: Option<u32>,
+    /// Report log-probabilities of prompt tokens likewise. With it, `max_tokens` may be 0.
+    pub prompt_logprobs: Option<u32>,
+    /// Name of the request in logs and in [`crate::EngineStatus`]; absent: made up.
+    pub request_id: Option<String>,
+}
+
+impl Default for GenerateOptions {
+    fn default() -> Self {
+        Self {
+            max_tokens: None,
+            temperature: None,
+            top_p: None,
+            top_k: None,
+            min_p: None,
+            seed: None,
+            stop: Vec::new(),
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            include_stop_str_in_output: false,
+            skip_special_tokens: true,
+            add_special_tokens: None,
+            logprobs: None,
+            prompt_logprobs: None,
+            request_id: None,
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! How long sequences may be and how many KV blocks there are. Pure.
+
+#[cfg(test)]
+mod tests;
+
+use consort_parallel::config::{GenerationDefaults, ModelConfig};
+
+use crate::error::EngineError;
+
+/// KV memory over all ranks when none is asked for: a modest share of a developer's machine.
+const KV_CACHE_BYTES_DEFAULT: u64 = 1 << 30;
+
+/// The longest sequence: what was asked for, or what the model was trained for.
+pub(super) fn max_model_len(requested: Option<usize>, config: &ModelConfig) -> Result<usize, EngineError> {
+    let trained = config.max_position_embeddings;
+    match requested {
+        Some(requested) if requested > trained => Err(EngineError::MaxModelLen { requested, trained }),
+        Some(requested) => Ok(requested),
+        None => Ok(trained),
+    }
+}
+
+/// What the number of blocks depends on.
+pub(super) struct KvDemand {
+    /// Memory to use over all ranks, if the operator said so.
+    pub(super) given_bytes: Option<u64>,
+    /// One block's bytes, summed over ranks.
+    pub(super) block_bytes: u64,
+    /// Tokens per block.
+    pub(super) block_size: usize,
+    /// Longest sequence.
+    pub(super) max_model_len: usize,
+    /// Most sequences at a time.
+    pub(super) max_num_seqs: usize,
+}
+
+impl KvDemand {
+    /// Blocks of the pool: never too few for one sequence of full length, for then nothing could be promised.
+    pub(super) fn num_blocks(&self) -> Result<usize, EngineError> {
+        let needed_blocks = self.max_model_len.div_ceil(self.block_size);
+        let block_bytes = self.block_bytes.max(1);
+        // Ids of blocks have 32 bits.
+        let fit =
+            |bytes: u64| usize::try_from(bytes / block_bytes).unwrap_or(usize::MAX).min(u32::MAX as usize);
+        let given_bytes = self.given_bytes.unwrap_or(KV_CACHE_BYTES_DEFAULT);
+        let given_blocks = fit(given_bytes);
+        if given_blocks < needed_blocks {
+            return Err(EngineError::CacheTooSmall {
+                given_bytes,
+                given_blocks,
+                max_model_len: self.max_model_len,
+                needed_blocks,
+                needed_bytes: (needed_blocks as u64).saturating_mul(block_bytes),
+                fitting_len: given_blocks.saturating_mul(self.block_size),
+            });
+        }
+        match self.given_bytes {
+            Some(_) => Ok(given_blocks),
+            // Nobody asked for memory that cannot be used.
+            None => Ok(given_blocks.min(needed_blocks.saturating_mul(self.max_num_seqs))),
+        }
+    }
+}
+
+/// Threads of each rank: the machine's cores, shared out.
+pub(super) fn threads_per_rank(requested: Option<usize>, cores: usize, ranks: usize) -> usize {
+    requested.unwrap_or(cores / ranks.max(1)).max(1)
+}
+
+/// The checkpoint's sampling defaults without those that no request could have: a bad file must not make every
+/// request fail.
+pub(super) fn sane(defaults: &GenerationDefaults) -> GenerationDefaults {
+    let keep = |name: &str, value: Option<f32>, good: fn(f32) -> bool| {
+        let value = value?;
+        if good(value) {
+            return Some(value);
+        }
+        tracing::warn!(name, value, "generation_config.json has a value out of range; ignored");
+        None
+    };
+    GenerationDefaults {
+        temperature: keep("temperature", defaults.temperature, |v| (0.0..=2.0).contains(&v)),
+        top_p: keep("top_p", defaults.top_p, |v| v > 0.0 && v <= 1.0),
+        min_p: keep("min_p", defaults.min_p, |v| (0.0..=1.0).contains(&v)),
+        ..defaults.clone()
+    }
+}

@@ -1,0 +1,63 @@
+use consort_parallel::config::GenerationDefaults;
+
+use super::{KvDemand, sane, threads_per_rank};
+use crate::error::EngineError;
+
+fn demand(given_bytes: Option<u64>) -> KvDemand {
+    KvDemand { given_bytes, block_bytes: 1000, block_size: 16, max_model_len: 100, max_num_seqs: 4 }
+}
+
+#[test]
+fn given_memory_is_used_whole() {
+    assert_eq!(demand(Some(50_999)).num_blocks().expect("fits"), 50);
+}
+
+#[test]
+fn memory_for_exactly_one_sequence_is_enough() {
+    assert_eq!(demand(Some(7_000)).num_blocks().expect("fits"), 7);
+}
+
+#[test]
+fn less_than_one_sequence_is_refused_with_what_would_fit() {
+    match demand(Some(6_999)).num_blocks() {
+        Err(EngineError::CacheTooSmall {
+            given_blocks, needed_blocks, needed_bytes, fitting_len, ..
+        }) => {
+            assert_eq!((given_blocks, needed_blocks, needed_bytes, fitting_len), (6, 7, 7_000, 96));
+        }
+        other => panic!("must be refused, got {other:?}"),
+    }
+}
+
+#[test]
+fn by_default_no_more_is_taken_than_all_sequences_could_use() {
+    assert_eq!(demand(None).num_blocks().expect("fits"), 28);
+    let many = KvDemand { max_num_seqs: usize::MAX, ..demand(None) };
+    assert_eq!(many.num_blocks().expect("fits"), (1 << 30) / 1000);
+}
+
+#[test]
+fn a_context_too_long_for_the_default_is_refused_and_not_silently_paid_for() {
+    let long = KvDemand { max_model_len: 1 << 40, ..demand(None) };
+    assert!(matches!(long.num_blocks(), Err(EngineError::CacheTooSmall { .. })));
+}
+
+#[test]
+fn cores_are_shared_out_and_every_rank_has_a_thread() {
+    assert_eq!(threads_per_rank(None, 8, 3), 2);
+    assert_eq!(threads_per_rank(None, 2, 3), 1);
+    assert_eq!(threads_per_rank(Some(5), 2, 3), 5);
+}
+
+#[test]
+fn defaults_that_no_request_could_have_are_ignored() {
+    let bad = GenerationDefaults {
+        temperature: Some(5.0),
+        top_p: Some(0.0),
+        min_p: Some(f32::NAN),
+        top_k: Some(3),
+        repetition_penalty: None,
+    };
+    let good = GenerationDefaults { top_k: Some(3), ..GenerationDefaults::default() };
+    assert_eq!(sane(&bad), good);
+}

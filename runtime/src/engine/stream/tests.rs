@@ -1,0 +1,164 @@
+use std::{collections::VecDeque, sync::Arc};
+
+use consort_actors::{
+    FinishReason as ActorsReason, GenerationError, GenerationEvent,
+    plan::{Sampled, TokenLogprobs},
+};
+
+use super::{Composer, Finish, FinishReason, StopReason, TextDelta, TextEvent, Usage};
+use crate::{
+    testing::{self, IM_END},
+    text::{IncrementalDecoder, StopMatcher, Tokenizer},
+};
+
+/// A stop token of the caller's.
+const CALLERS: u32 = b'!' as u32;
+
+fn composer(stops: &[&str], include_stop: bool, max_tokens: usize) -> Composer {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    testing::write_checkpoint(folder.path());
+    let tokenizer = Arc::new(Tokenizer::from_folder(folder.path()).expect("the tokenizer is valid"));
+    Composer {
+        decoder: IncrementalDecoder::new(tokenizer, true),
+        stops: StopMatcher::new(stops.iter().copied(), include_stop).expect("no empty string"),
+        eos_token_ids: vec![IM_END],
+        stop_token_ids: vec![CALLERS, IM_END],
+        include_stop,
+        max_tokens,
+        usage: Usage { prompt_tokens: 4, ..Usage::default() },
+        ready: VecDeque::new(),
+    }
+}
+
+fn token(token: u32) -> GenerationEvent {
+    GenerationEvent::Token(Sampled { token, logprobs: None })
+}
+
+fn tokens(text: &str) -> Vec<GenerationEvent> {
+    text.bytes().map(|byte| token(u32::from(byte))).collect()
+}
+
+/// Feeds events until the end, and tells what came out and how often an event was held back.
+fn run(mut composer: Composer, events: Vec<GenerationEvent>) -> (Vec<TextEvent>, usize) {
+    let mut held = 0;
+    for event in events {
+        held += usize::from(composer.absorb(event).expect("no failure among the events"));
+        if matches!(composer.ready.back(), Some(TextEvent::Finished(_))) {
+            break;
+        }
+    }
+    (composer.ready.into(), held)
+}
+
+fn text(events: &[TextEvent]) -> String {
+    let deltas = events.iter().filter_map(|event| match event {
+        TextEvent::Delta(delta) => Some(delta.text.as_str()),
+        _ => None,
+    });
+    deltas.collect()
+}
+
+fn finish(events: &[TextEvent]) -> &Finish {
+    match events.last() {
+        Some(TextEvent::Finished(finish)) => finish,
+        other => panic!("the last event must be the end, got {other:?}"),
+    }
+}
+
+#[test]
+fn every_token_is_an_event_and_the_end_comes_with_the_last() {
+    let mut events = tokens("abc");
+    events.push(GenerationEvent::Finished(ActorsReason::Length));
+    let (out, held) = run(composer(&[], false, 3), events);
+    assert_eq!(held, 1, "the third token waits for the end");
+    assert_eq!(out.len(), 4);
+    assert_eq!(text(&out), "abc");
+    let usage = Usage { prompt_tokens: 4, completion_tokens: 3, cached_tokens: 0 };
+    assert_eq!(*finish(&out), Finish { reason: FinishReason::Length, stop_reason: None, usage });
+}
+
+#[test]
+fn the_models_own_end_is_counted_and_not_shown() {
+    let mut events = tokens("ab");
+    events.extend([token(IM_END), GenerationEvent::Finished(ActorsReason::Stop { token: IM_END })]);
+    let (out, held) = run(composer(&[], false, 100), events);
+    assert_eq!((text(&out).as_str(), held), ("ab", 1));
+    assert_eq!(out[2], TextEvent::Delta(TextDelta { tokens: vec![IM_END], ..TextDelta::default() }));
+    assert_eq!(finish(&out).stop_reason, None);
+    assert_eq!(finish(&out).usage.completion_tokens, 3);
+}
+
+#[test]
+fn a_callers_stop_token_is_the_stop_reason_and_shown_only_when_asked() {
+    for (include, expected) in [(false, "ab"), (true, "ab!")] {
+        let mut events = tokens("ab!");
+        events.push(GenerationEvent::Finished(ActorsReason::Stop { token: CALLERS }));
+        let (out, _) = run(composer(&[], include, 100), events);
+        assert_eq!(text(&out), expected);
+        assert_eq!(finish(&out).stop_reason, Some(StopReason::Token(CALLERS)));
+    }
+}
+
+#[test]
+fn a_stop_string_over_several_tokens_ends_at_once_and_never_shows() {
+    let (out, _) = run(composer(&["END"], false, 100), tokens("xENENDmore"));
+    assert_eq!(text(&out), "xEN");
+    let end = finish(&out);
+    assert_eq!((end.reason, &end.stop_reason), (FinishReason::Stop, &Some(StopReason::Text("END".into()))));
+    assert_eq!(end.usage.completion_tokens, 6);
+    assert!(out.iter().all(|event| !matches!(event, TextEvent::Delta(delta) if delta.text.contains("END"))));
+}
+
+#[test]
+fn an_included_stop_string_is_the_last_text() {
+    let (out, _) = run(composer(&["END"], true, 100), tokens("xENDmore"));
+    assert_eq!(text(&out), "xEND");
+}
+
+#[test]
+fn what_was_held_back_for_a_stop_string_is_told_when_the_length_is_used_up() {
+    let mut events = tokens("xEN");
+    events.push(GenerationEvent::Finished(ActorsReason::Length));
+    let (out, _) = run(composer(&["END"], false, 3), events);
+    assert_eq!(text(&out), "xEN");
+    assert_eq!(finish(&out).reason, FinishReason::Length);
+    assert_eq!(out.len(), 4, "the rest joins the last token's event");
+}
+
+#[test]
+fn a_character_of_several_tokens_comes_whole() {
+    let mut events = tokens("é");
+    events.push(GenerationEvent::Finished(ActorsReason::Length));
+    let (out, _) = run(composer(&[], false, 2), events);
+    let parts: Vec<&str> = out
+        .iter()
+        .filter_map(|event| match event {
+            TextEvent::Delta(delta) => Some(delta.text.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(parts, ["", "é"]);
+}
+
+#[test]
+fn a_character_cut_by_the_length_is_told_as_broken() {
+    let events = vec![token(0xc3), GenerationEvent::Finished(ActorsReason::Length)];
+    let (out, _) = run(composer(&[], false, 1), events);
+    assert_eq!(text(&out), "\u{fffd}");
+}
+
+#[test]
+fn prompt_logprobs_pass_through_before_the_text() {
+    let part = vec![TokenLogprobs { token: 97, logprob: -0.5, top: vec![(97, -0.5)] }];
+    let events =
+        vec![GenerationEvent::PromptLogprobs(part.clone()), GenerationEvent::Finished(ActorsReason::Length)];
+    let (out, _) = run(composer(&[], false, 0), events);
+    assert_eq!(out[0], TextEvent::Prompt(part));
+    assert_eq!(finish(&out).usage.completion_tokens, 0);
+}
+
+#[test]
+fn a_failure_is_the_streams_failure() {
+    let failed = GenerationEvent::Failed(GenerationError::ShuttingDown);
+    assert_eq!(composer(&[], false, 5).absorb(failed), Err(GenerationError::ShuttingDown));
+}

@@ -1,0 +1,242 @@
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::{
+    ChatOptions, Engine, FinishReason, GenerateOptions, Message, StopReason, TextEvent, TextStream, fresh_u64,
+};
+use crate::{
+    EngineBuilder,
+    error::{EngineError, RequestError},
+    testing,
+};
+
+/// Tokens of a generation that is not over when a test interferes with it.
+const LONG: usize = 4000;
+
+fn is_a_handle<T: Clone + Send + Sync + 'static>() {}
+
+fn checkpoint() -> TempDir {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    testing::write_checkpoint(folder.path());
+    folder
+}
+
+fn tiny(folder: &TempDir, ranks: usize) -> EngineBuilder {
+    Engine::builder()
+        .model(folder.path())
+        .tensor_parallel_size(ranks)
+        .dtype("float32")
+        .served_model_name("tiny")
+}
+
+async fn start(ranks: usize) -> Engine {
+    let folder = checkpoint();
+    // The files stay mapped after the folder is gone.
+    tiny(&folder, ranks).start().await.expect("the tiny model starts")
+}
+
+fn greedy(max_tokens: usize) -> GenerateOptions {
+    GenerateOptions {
+        max_tokens: Some(max_tokens),
+        temperature: Some(0.0),
+        ignore_eos: true,
+        ..GenerateOptions::default()
+    }
+}
+
+async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < limit, "{what} did not happen within 20 s");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[test]
+fn an_engine_is_a_handle_and_a_stream_can_move_between_threads() {
+    fn is_send<T: Send + 'static>() {}
+    is_a_handle::<Engine>();
+    is_send::<TextStream>();
+    is_send::<EngineBuilder>();
+}
+
+#[test]
+fn fresh_numbers_differ() {
+    let numbers: std::collections::BTreeSet<u64> = (0..1000).map(|_| fresh_u64()).collect();
+    assert_eq!(numbers.len(), 1000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_width_says_the_same() {
+    let mut answers = Vec::new();
+    for ranks in 1..=3 {
+        let engine = start(ranks).await;
+        assert_eq!(engine.status().ensemble.ranks.len(), ranks);
+        let done = engine.generate("hello", greedy(12)).expect("admitted").collect().await.expect("ends");
+        assert_eq!(done.tokens.len(), 12);
+        assert_eq!(done.finish.reason, FinishReason::Length);
+        answers.push(done.tokens);
+        engine.shutdown(Duration::from_secs(1)).await;
+    }
+    assert_eq!(answers[0], answers[1]);
+    assert_eq!(answers[0], answers[2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_and_its_collection_agree() {
+    let engine = start(1).await;
+    let whole = engine.generate("abc", greedy(20)).expect("admitted").collect().await.expect("ends");
+    let mut stream = engine.generate("abc", greedy(20)).expect("admitted");
+    let (mut text, mut tokens, mut ends) = (String::new(), Vec::new(), 0);
+    while let Some(event) = stream.next().await {
+        match event.expect("no failure") {
+            TextEvent::Prompt(_) => panic!("prompt log-probabilities were not asked for"),
+            TextEvent::Delta(delta) => {
+                text.push_str(&delta.text);
+                tokens.extend(delta.tokens);
+            }
+            TextEvent::Finished(_) => ends += 1,
+        }
+    }
+    assert_eq!((text, tokens, ends), (whole.text, whole.tokens, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_seed_draws_alike_and_another_differently() {
+    let engine = start(2).await;
+    let draw = async |seed| {
+        let options = GenerateOptions { temperature: Some(1.5), seed: Some(seed), ..greedy(24) };
+        engine.generate("abc", options).expect("admitted").collect().await.expect("ends").tokens
+    };
+    let first = draw(7).await;
+    assert_eq!(first, draw(7).await);
+    assert_ne!(first, draw(8).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_string_ends_the_generation_and_frees_it() {
+    let engine = start(1).await;
+    let ascii = (b'a'..=b'z').map(u32::from).collect::<Vec<_>>();
+    let whole = engine.generate(ascii.clone(), greedy(40)).expect("admitted").collect().await.expect("ends");
+    let stop: String = whole.text.chars().skip(3).take(2).collect();
+    let options = GenerateOptions { stop: vec![stop.clone()], ..greedy(40) };
+    let cut = engine.generate(ascii, options).expect("admitted").collect().await.expect("ends");
+    assert_eq!(cut.finish.stop_reason, Some(StopReason::Text(stop.clone())));
+    assert_eq!(Some(cut.text.as_str()), whole.text.split(&stop).next());
+    assert!(cut.tokens.len() < whole.tokens.len());
+    until("freeing the blocks", || engine.status().ensemble.used_blocks == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dropping_a_stream_cancels_its_request() {
+    let engine = start(1).await;
+    let mut stream = engine.generate("abc", greedy(LONG)).expect("admitted");
+    stream.next().await.expect("an event").expect("no failure");
+    assert_eq!(engine.status().requests.len(), 1);
+    assert_eq!(engine.status().requests[0].prompt_tokens, 3);
+    drop(stream);
+    assert!(engine.status().requests.is_empty());
+    until("cancelling", || {
+        let status = engine.status().ensemble;
+        status.running == 0 && status.used_blocks == 0
+    })
+    .await;
+    assert!(engine.status().ensemble.generated_tokens < LONG as u64, "it must not have run to its end");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_can_be_cancelled_by_its_name() {
+    let engine = start(1).await;
+    let options = GenerateOptions { request_id: Some("mine".into()), ..greedy(LONG) };
+    let mut stream = engine.generate("abc", options).expect("admitted");
+    assert_eq!(stream.request_id(), "mine");
+    assert_eq!(engine.cancel("yours"), 0);
+    assert_eq!(engine.cancel("mine"), 1);
+    let mut last = None;
+    while let Some(event) = stream.next().await {
+        last = Some(event);
+    }
+    assert!(matches!(last, Some(Err(RequestError::Cancelled))), "{last:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_goes_through_the_template() {
+    let engine = start(1).await;
+    let stream = engine.chat(&[Message::user("hi")], greedy(1)).expect("admitted");
+    let prompt = engine.tokenizer().decode(stream.prompt_tokens(), false);
+    assert_eq!(prompt, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
+    let closed = ChatOptions { add_generation_prompt: false, ..greedy(1).into() };
+    let stream = engine.chat_with(&[Message::user("hi")], closed).expect("admitted");
+    assert_eq!(engine.tokenizer().decode(stream.prompt_tokens(), false), "<|im_start|>user\nhi<|im_end|>\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompt_logprobs_come_for_every_token_but_the_first() {
+    let engine = start(3).await;
+    let options = GenerateOptions { prompt_logprobs: Some(2), logprobs: Some(2), ..greedy(1) };
+    let done = engine.generate("hello", options).expect("admitted").collect().await.expect("ends");
+    assert_eq!(done.prompt_logprobs.len(), 4);
+    assert_eq!(done.logprobs.len(), 1);
+    assert!(done.prompt_logprobs.iter().all(|entry| entry.top.len() == 2 && entry.logprob <= entry.top[0].1));
+    assert_eq!(done.logprobs[0].top[0].0, done.tokens[0], "greedy takes the best");
+
+    let alone = GenerateOptions { max_tokens: Some(0), prompt_logprobs: Some(0), ..greedy(0) };
+    let done = engine.generate("hello", alone).expect("admitted").collect().await.expect("ends");
+    assert_eq!((done.prompt_logprobs.len(), done.tokens.len()), (4, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_engines_live_side_by_side_and_end_alone() {
+    let (one, two) = (start(1).await, start(2).await);
+    one.shutdown(Duration::from_secs(1)).await;
+    assert!(matches!(one.generate("a", greedy(1)), Err(RequestError::Submit(_))));
+    let done = two.generate("a", greedy(3)).expect("admitted").collect().await.expect("ends");
+    assert_eq!(done.tokens.len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_run_is_refused_with_its_reason() {
+    let engine = start(1).await;
+    let long = vec![1_u32; testing::CONTEXT];
+    for (prompt, options) in [
+        (Vec::new(), greedy(1)),
+        (vec![testing::VOCAB_SIZE as u32], greedy(1)),
+        (long.clone(), greedy(1)),
+        (long, GenerateOptions { max_tokens: None, ..greedy(1) }),
+    ] {
+        let refused = engine.generate(prompt, options);
+        assert!(matches!(refused, Err(RequestError::Submit(_))), "{:?}", refused.err());
+    }
+    let hot = GenerateOptions { temperature: Some(3.0), ..greedy(1) };
+    assert!(matches!(engine.generate("a", hot), Err(RequestError::Invalid { field: "temperature", .. })));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cache_too_small_and_a_context_too_long_are_refused_before_loading() {
+    let folder = checkpoint();
+    let small = tiny(&folder, 1).kv_cache_memory_bytes(100).start().await;
+    assert!(matches!(small, Err(EngineError::CacheTooSmall { .. })), "{:?}", small.err());
+    let long = tiny(&folder, 1).max_model_len(testing::CONTEXT + 1).start().await;
+    assert!(matches!(long, Err(EngineError::MaxModelLen { .. })), "{:?}", long.err());
+    let nowhere = Engine::builder().model(folder.path().join("nothing")).start().await;
+    let error = nowhere.expect_err("there is no model");
+    assert!(error.to_string().contains("nothing"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn loading_tells_its_progress() {
+    let folder = checkpoint();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let engine = tiny(&folder, 2).on_progress(move |progress| {
+        // The receiver may have what it wants already.
+        let _ = sender.send(progress);
+    });
+    let _engine = engine.start().await.expect("starts");
+    let reports: Vec<_> = receiver.try_iter().collect();
+    for rank in 0..2 {
+        let last = reports.iter().rfind(|report| report.rank.0 == rank).expect("each rank reports");
+        assert_eq!(last.loaded_bytes, last.total_bytes);
+        assert!(last.total_bytes > 0);
+    }
+}

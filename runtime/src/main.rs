@@ -1,0 +1,7 @@
+//! The `consort` command; everything is in the library.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    consort::cli::main()
+}

@@ -1,0 +1,235 @@
+//! Measurements of one engine under vLLM's metric names, so that existing dashboards work unchanged.
+//!
+//! Each engine owns its recorder: nothing is installed globally, and several engines of one process do not mix.
+//! Request histograms are recorded where a stream is read ([`RequestTimer`]); gauges and the scheduler's counters
+//! are copied from the ensemble's status when [`EngineMetrics::render`] is called.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Instant,
+};
+
+use consort_actors::Status;
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder};
+use metrics_exporter_prometheus::{
+    BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
+};
+
+/// Buckets of the time to the first token, in seconds.
+const TTFT_BUCKETS: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
+];
+/// Buckets of the time between two tokens, in seconds.
+const ITL_BUCKETS: &[f64] = &[
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+];
+/// Buckets of whole requests, in seconds.
+const LATENCY_BUCKETS: &[f64] = &[
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+    960.0, 1920.0, 7680.0,
+];
+/// Buckets of token counts.
+const TOKEN_BUCKETS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 20_000.0,
+    50_000.0, 100_000.0,
+];
+/// Samples between two drains of the recorder's raw samples into buckets: bounds its memory when nobody scrapes.
+const SAMPLES_PER_UPKEEP: u32 = 4096;
+
+/// How a request ended, as the label `finished_reason` says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Stop,
+    Length,
+    Abort,
+    Error,
+}
+
+/// All instruments of one engine.
+pub(crate) struct EngineMetrics {
+    handle: PrometheusHandle,
+    running: Gauge,
+    waiting: Gauge,
+    kv_usage: Gauge,
+    prompt_tokens: Counter,
+    generation_tokens: Counter,
+    preemptions: Counter,
+    success: [Counter; 4],
+    ttft: Histogram,
+    itl: Histogram,
+    time_per_output_token: Histogram,
+    e2e: Histogram,
+    decode_time: Histogram,
+    request_prompt_tokens: Histogram,
+    request_generation_tokens: Histogram,
+    samples: AtomicU32,
+}
+
+impl EngineMetrics {
+    /// Builds the recorder. The first one of a process calibrates a clock for some milliseconds.
+    pub(crate) fn new(model_name: &str, block_size: usize, num_blocks: usize) -> Result<Self, BuildError> {
+        let recorder = builder()?.build_recorder();
+        let set = InstrumentSet { recorder: &recorder, model_name };
+        let success = ["stop", "length", "abort", "error"].map(|reason| {
+            set.counter(
+                "vllm:request_success_total",
+                "Requests by how they ended.",
+                &[("finished_reason", reason)],
+            )
+        });
+        let info = [("block_size", block_size.to_string()), ("num_gpu_blocks", num_blocks.to_string())];
+        let info: Vec<(&'static str, &str)> =
+            info.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        set.gauge("vllm:cache_config_info", "Shape of the KV cache.", &info).set(1.0);
+        Ok(Self {
+            running: set.gauge("vllm:num_requests_running", "Requests in execution batches.", &[]),
+            waiting: set.gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.", &[]),
+            kv_usage: set.gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", &[]),
+            prompt_tokens: set.counter("vllm:prompt_tokens_total", "Prompt tokens processed.", &[]),
+            generation_tokens: set.counter("vllm:generation_tokens_total", "Tokens generated.", &[]),
+            preemptions: set.counter("vllm:num_preemptions_total", "Sequences preempted.", &[]),
+            success,
+            ttft: set.histogram("vllm:time_to_first_token_seconds", "Admission to first token."),
+            itl: set.histogram("vllm:inter_token_latency_seconds", "Time between two tokens of a request."),
+            time_per_output_token: set.histogram(
+                "vllm:request_time_per_output_token_seconds",
+                "Mean time per token after the first.",
+            ),
+            e2e: set.histogram("vllm:e2e_request_latency_seconds", "Admission to the end of a request."),
+            decode_time: set.histogram("vllm:request_decode_time_seconds", "First token to last."),
+            request_prompt_tokens: set.histogram("vllm:request_prompt_tokens", "Prompt tokens of a request."),
+            request_generation_tokens: set
+                .histogram("vllm:request_generation_tokens", "Generated tokens of a request."),
+            samples: AtomicU32::new(0),
+            handle: recorder.handle(),
+        })
+    }
+
+    /// The Prometheus text of everything, with gauges and scheduler counters as `status` has them.
+    pub(crate) fn render(&self, status: &Status) -> String {
+        self.running.set(status.running as f64);
+        self.waiting.set(status.waiting as f64);
+        self.kv_usage.set(status.used_blocks as f64 / status.total_blocks.max(1) as f64);
+        self.prompt_tokens.absolute(status.prompt_tokens);
+        self.generation_tokens.absolute(status.generated_tokens);
+        self.preemptions.absolute(status.preemptions);
+        self.handle.render()
+    }
+
+    fn sampled(&self) {
+        if self.samples.fetch_add(1, Ordering::Relaxed) % SAMPLES_PER_UPKEEP == SAMPLES_PER_UPKEEP - 1 {
+            self.handle.run_upkeep();
+        }
+    }
+}
+
+fn builder() -> Result<PrometheusBuilder, BuildError> {
+    let exact = |name: &str| Matcher::Full(name.to_owned());
+    PrometheusBuilder::new()
+        .set_buckets_for_metric(exact("vllm:time_to_first_token_seconds"), TTFT_BUCKETS)?
+        .set_buckets_for_metric(exact("vllm:inter_token_latency_seconds"), ITL_BUCKETS)?
+        .set_buckets_for_metric(exact("vllm:request_time_per_output_token_seconds"), ITL_BUCKETS)?
+        .set_buckets_for_metric(exact("vllm:e2e_request_latency_seconds"), LATENCY_BUCKETS)?
+        .set_buckets_for_metric(exact("vllm:request_decode_time_seconds"), LATENCY_BUCKETS)?
+        .set_buckets_for_metric(exact("vllm:request_prompt_tokens"), TOKEN_BUCKETS)?
+        .set_buckets_for_metric(exact("vllm:request_generation_tokens"), TOKEN_BUCKETS)
+}
+
+/// Registers instruments with the labels that every metric of an engine carries.
+struct InstrumentSet<'a> {
+    recorder: &'a PrometheusRecorder,
+    model_name: &'a str,
+}
+
+impl InstrumentSet<'_> {
+    const METADATA: Metadata<'static> = Metadata::new("consort", Level::INFO, None);
+
+    fn key(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Key {
+        let mut all = vec![Label::new("model_name", self.model_name.to_owned()), Label::new("engine", "0")];
+        all.extend(labels.iter().map(|(key, value)| Label::new(*key, (*value).to_owned())));
+        Key::from_parts(name, all)
+    }
+
+    fn counter(&self, name: &'static str, help: &'static str, labels: &[(&'static str, &str)]) -> Counter {
+        self.recorder.describe_counter(KeyName::from(name), None, help.into());
+        self.recorder.register_counter(&self.key(name, labels), &Self::METADATA)
+    }
+
+    fn gauge(&self, name: &'static str, help: &'static str, labels: &[(&'static str, &str)]) -> Gauge {
+        self.recorder.describe_gauge(KeyName::from(name), None, help.into());
+        self.recorder.register_gauge(&self.key(name, labels), &Self::METADATA)
+    }
+
+    fn histogram(&self, name: &'static str, help: &'static str) -> Histogram {
+        self.recorder.describe_histogram(KeyName::from(name), None, help.into());
+        self.recorder.register_histogram(&self.key(name, &[]), &Self::METADATA)
+    }
+}
+
+/// Follows one request from admission to its end. Dropped before [`RequestTimer::finish`], it counts as aborted.
+pub(crate) struct RequestTimer {
+    metrics: Arc<EngineMetrics>,
+    prompt_tokens: usize,
+    started: Instant,
+    first: Option<Instant>,
+    last: Instant,
+    generated: usize,
+    finished: bool,
+}
+
+impl RequestTimer {
+    pub(crate) fn start(metrics: Arc<EngineMetrics>, prompt_tokens: usize) -> Self {
+        let now = Instant::now();
+        Self { metrics, prompt_tokens, started: now, first: None, last: now, generated: 0, finished: false }
+    }
+
+    /// One more token arrived.
+    pub(crate) fn token(&mut self) {
+        let now = Instant::now();
+        let since_last = now.duration_since(self.last).as_secs_f64();
+        if self.first.is_none() {
+            self.first = Some(now);
+            self.metrics.ttft.record(since_last);
+        } else {
+            self.metrics.itl.record(since_last);
+        }
+        self.last = now;
+        self.generated += 1;
+        self.metrics.sampled();
+    }
+
+    /// The request ended; later calls change nothing.
+    pub(crate) fn finish(&mut self, outcome: Outcome) {
+        if std::mem::replace(&mut self.finished, true) {
+            return;
+        }
+        self.metrics.success[outcome as usize].increment(1);
+        if matches!(outcome, Outcome::Abort | Outcome::Error) {
+            return;
+        }
+        self.metrics.e2e.record(self.started.elapsed().as_secs_f64());
+        self.metrics.request_prompt_tokens.record(self.prompt_tokens as f64);
+        self.metrics.request_generation_tokens.record(self.generated as f64);
+        if let Some(first) = self.first {
+            let decode = self.last.duration_since(first).as_secs_f64();
+            self.metrics.decode_time.record(decode);
+            if self.generated > 1 {
+                self.metrics.time_per_output_token.record(decode / (self.generated - 1) as f64);
+            }
+        }
+        self.metrics.sampled();
+    }
+}
+
+impl Drop for RequestTimer {
+    fn drop(&mut self) {
+        self.finish(Outcome::Abort);
+    }
+}

@@ -1,0 +1,103 @@
+use std::sync::Arc;
+
+use consort_actors::{EnsembleState, Status};
+
+use super::{EngineMetrics, Outcome, RequestTimer};
+
+fn status() -> Status {
+    Status {
+        state: EnsembleState::Ready,
+        epoch: 0,
+        ranks: Vec::new(),
+        running: 2,
+        waiting: 1,
+        total_blocks: 8,
+        used_blocks: 2,
+        block_size: 16,
+        steps: 5,
+        preemptions: 3,
+        prompt_tokens: 40,
+        generated_tokens: 7,
+        finished: Default::default(),
+    }
+}
+
+fn metrics(model: &str) -> Arc<EngineMetrics> {
+    Arc::new(EngineMetrics::new(model, 16, 8).expect("buckets are valid"))
+}
+
+fn has(text: &str, line: &str) -> bool {
+    text.lines().any(|candidate| candidate == line)
+}
+
+#[test]
+fn gauges_and_counters_carry_vllms_names_and_labels() {
+    let text = metrics("tiny").render(&status());
+    for line in [
+        "vllm:num_requests_running{model_name=\"tiny\",engine=\"0\"} 2",
+        "vllm:num_requests_waiting{model_name=\"tiny\",engine=\"0\"} 1",
+        "vllm:kv_cache_usage_perc{model_name=\"tiny\",engine=\"0\"} 0.25",
+        "vllm:prompt_tokens_total{model_name=\"tiny\",engine=\"0\"} 40",
+        "vllm:generation_tokens_total{model_name=\"tiny\",engine=\"0\"} 7",
+        "vllm:num_preemptions_total{model_name=\"tiny\",engine=\"0\"} 3",
+    ] {
+        assert!(has(&text, line), "{line} is missing in\n{text}");
+    }
+    assert!(has(&text, "# TYPE vllm:prompt_tokens_total counter"), "{text}");
+}
+
+#[test]
+fn a_finished_request_fills_its_histograms() {
+    let metrics = metrics("tiny");
+    let mut timer = RequestTimer::start(Arc::clone(&metrics), 12);
+    (0..3).for_each(|_| timer.token());
+    timer.finish(Outcome::Length);
+    drop(timer);
+    let text = metrics.render(&status());
+    for line in [
+        "vllm:request_success_total{model_name=\"tiny\",engine=\"0\",finished_reason=\"length\"} 1",
+        "vllm:request_success_total{model_name=\"tiny\",engine=\"0\",finished_reason=\"abort\"} 0",
+        "vllm:time_to_first_token_seconds_count{model_name=\"tiny\",engine=\"0\"} 1",
+        "vllm:inter_token_latency_seconds_count{model_name=\"tiny\",engine=\"0\"} 2",
+        "vllm:e2e_request_latency_seconds_count{model_name=\"tiny\",engine=\"0\"} 1",
+        "vllm:request_prompt_tokens_bucket{model_name=\"tiny\",engine=\"0\",le=\"10\"} 0",
+        "vllm:request_prompt_tokens_bucket{model_name=\"tiny\",engine=\"0\",le=\"20\"} 1",
+        "vllm:request_generation_tokens_sum{model_name=\"tiny\",engine=\"0\"} 3",
+    ] {
+        assert!(has(&text, line), "{line} is missing in\n{text}");
+    }
+    assert!(
+        text.contains(
+            "vllm:time_to_first_token_seconds_bucket{model_name=\"tiny\",engine=\"0\",le=\"2560\"}"
+        )
+    );
+    assert!(
+        text.contains(
+            "vllm:inter_token_latency_seconds_bucket{model_name=\"tiny\",engine=\"0\",le=\"0.025\"}"
+        )
+    );
+}
+
+#[test]
+fn a_dropped_request_counts_as_aborted() {
+    let metrics = metrics("tiny");
+    drop(RequestTimer::start(Arc::clone(&metrics), 1));
+    let line = "vllm:request_success_total{model_name=\"tiny\",engine=\"0\",finished_reason=\"abort\"} 1";
+    assert!(has(&metrics.render(&status()), line));
+}
+
+#[test]
+fn two_engines_do_not_mix() {
+    let (one, two) = (metrics("one"), metrics("two"));
+    RequestTimer::start(Arc::clone(&one), 1).finish(Outcome::Stop);
+    let text = two.render(&status());
+    assert!(!text.contains("model_name=\"one\""));
+    let line = "vllm:request_success_total{model_name=\"two\",engine=\"0\",finished_reason=\"stop\"} 0";
+    assert!(has(&text, line), "{text}");
+}
+
+#[test]
+fn names_of_models_are_escaped() {
+    let text = metrics("a\"b\\c").render(&status());
+    assert!(text.contains("model_name=\"a\\\"b\\\\c\""), "{text}");
+}

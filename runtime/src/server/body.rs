@@ -1,0 +1,60 @@
+//! Reading a request's body: JSON only, bounded in size and time.
+
+use std::time::Duration;
+
+use axum::{
+    body::Bytes,
+    extract::Request,
+    http::{HeaderMap, header},
+};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+
+use super::error::ApiError;
+
+/// Longest time a body may take: a client that sends a byte a minute must not keep its buffer for ever.
+const BODY_SECONDS_MAX: u64 = 30;
+/// Bodies up to this size are tokenised where they are read (well below a millisecond); longer ones on a thread of
+/// their own, so that they do not hold up other requests' tokens.
+pub(super) const INLINE_BYTES_MAX: usize = 16 << 10;
+
+/// The whole body of a JSON request.
+pub(super) async fn read(request: Request, limit: usize) -> Result<Bytes, ApiError> {
+    check_content_type(request.headers())?;
+    let announced =
+        request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    if announced.is_some_and(|length: u64| length > limit as u64) {
+        return Err(ApiError::body_too_large(limit));
+    }
+    let collecting = Limited::new(request.into_body(), limit).collect();
+    let collected = tokio::time::timeout(Duration::from_secs(BODY_SECONDS_MAX), collecting)
+        .await
+        .map_err(|_| ApiError::slow_body(BODY_SECONDS_MAX))?;
+    match collected {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::body_too_large(limit)),
+        Err(error) => Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
+    }
+}
+
+fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let got = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let essence = got.unwrap_or("").split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+    if essence == "application/json" || essence.starts_with("application/") && essence.ends_with("+json") {
+        return Ok(());
+    }
+    Err(ApiError::unsupported_media_type(got))
+}
+
+/// Runs `work` here, or on a blocking thread if it is long.
+pub(super) async fn maybe_blocking<T: Send + 'static>(
+    long: bool,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    if !long {
+        return Ok(work());
+    }
+    tokio::task::spawn_blocking(work).await.map_err(|error| {
+        tracing::error!(%error, "a request's preparation ended without a result");
+        ApiError::internal("the request could not be prepared")
+    })
+}

@@ -1,0 +1,172 @@
+//! `POST /v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use consort_actors::plan::TokenLogprobs;
+
+use super::{
+    AppState, RequestId, body,
+    error::ApiError,
+    sse::{self, ChunkWriter, Part},
+    wire::{
+        ChatAnswer, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessageOut,
+        ChatRequest, StreamOptions, TokenEntry, TopEntry, Usage, finite,
+    },
+};
+use crate::{engine, text::Tokenizer};
+
+pub(super) async fn handle(
+    State(state): State<Arc<AppState>>,
+    id: RequestId,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let engine = state.engine()?;
+    let bytes = body::read(request, state.settings.body_limit_bytes).await?;
+    let long = bytes.len() > body::INLINE_BYTES_MAX;
+    let ChatRequest { mut common, messages, add_generation_prompt, template_kwargs } =
+        ChatRequest::parse(&bytes)?;
+    drop(bytes);
+    state.check_model(common.model.as_deref(), engine)?;
+    common.options.request_id = Some(id.0.clone());
+    let options = engine::ChatOptions { generate: common.options, add_generation_prompt, template_kwargs };
+    let submitting = engine.clone();
+    let stream = body::maybe_blocking(long, move || submitting.chat_with(&messages, options)).await??;
+
+    let prompt_token_ids = common.return_token_ids.then(|| stream.prompt_tokens().to_vec());
+    let head = Head {
+        id: format!("chatcmpl-{}", id.0),
+        created: super::unix_seconds(),
+        model: engine.model_name().to_owned(),
+        tokenizer: Arc::clone(engine.tokenizer()),
+    };
+    if common.stream {
+        let usage = engine::Usage { prompt_tokens: stream.prompt_tokens().len(), ..engine::Usage::default() };
+        let options = common.stream_options;
+        return Ok(sse::respond(vec![stream], ChatWriter { head, options, prompt_token_ids, usage }));
+    }
+    let done = stream.collect().await?;
+    let answer = ChatAnswer {
+        id: &head.id,
+        object: "chat.completion",
+        created: head.created,
+        model: &head.model,
+        choices: vec![ChatChoice {
+            index: 0,
+            message: ChatMessageOut { role: "assistant", content: done.text },
+            logprobs: logprobs(&head.tokenizer, &done.logprobs),
+            finish_reason: done.finish.reason.as_str(),
+            stop_reason: done.finish.stop_reason.map(Into::into),
+            token_ids: common.return_token_ids.then_some(done.tokens),
+        }],
+        usage: Usage::sum([done.finish.usage]),
+        prompt_token_ids: prompt_token_ids.as_deref(),
+    };
+    Ok(Json(answer).into_response())
+}
+
+/// What every chunk repeats.
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+    tokenizer: Arc<Tokenizer>,
+}
+
+struct ChatWriter {
+    head: Head,
+    options: StreamOptions,
+    /// Told in the first chunk; its presence also asks for `token_ids`.
+    prompt_token_ids: Option<Vec<u32>>,
+    usage: engine::Usage,
+}
+
+impl ChatWriter {
+    fn chunk(&self, choices: Vec<ChatChunkChoice>, first: bool) -> String {
+        let with_usage = self.options.continuous_usage() || choices.is_empty();
+        let chunk = ChatChunk {
+            id: &self.head.id,
+            object: "chat.completion.chunk",
+            created: self.head.created,
+            model: &self.head.model,
+            choices,
+            prompt_token_ids: self.prompt_token_ids.as_deref().filter(|_| first),
+            usage: with_usage.then(|| Usage::sum([self.usage])),
+        };
+        serde_json::to_string(&chunk).expect("strings and numbers always serialise")
+    }
+}
+
+impl ChunkWriter for ChatWriter {
+    fn begin(&mut self) -> Vec<String> {
+        let delta = ChatDelta { role: Some("assistant"), content: Some(String::new()) };
+        let choice = ChatChunkChoice {
+            index: 0,
+            delta,
+            logprobs: None,
+            finish_reason: None,
+            stop_reason: None,
+            token_ids: None,
+        };
+        vec![self.chunk(vec![choice], true)]
+    }
+
+    fn part(&mut self, index: usize, part: Part) -> Vec<String> {
+        if part.delta.is_none() && part.finish.is_none() {
+            return Vec::new();
+        }
+        let delta = part.delta.unwrap_or_default();
+        self.usage.completion_tokens += delta.tokens.len();
+        let (finish_reason, stop_reason) = match part.finish {
+            Some(finish) => {
+                self.usage = finish.usage;
+                (Some(finish.reason.as_str()), finish.stop_reason)
+            }
+            None => (None, None),
+        };
+        let choice = ChatChunkChoice {
+            index,
+            logprobs: logprobs(&self.head.tokenizer, &delta.logprobs),
+            delta: ChatDelta { role: None, content: Some(delta.text) },
+            finish_reason,
+            stop_reason: stop_reason.map(Into::into),
+            token_ids: self.prompt_token_ids.is_some().then_some(delta.tokens),
+        };
+        vec![self.chunk(vec![choice], false)]
+    }
+
+    fn end(&mut self) -> Vec<String> {
+        if !self.options.include_usage() {
+            return Vec::new();
+        }
+        vec![self.chunk(Vec::new(), false)]
+    }
+}
+
+fn logprobs(tokenizer: &Tokenizer, entries: &[TokenLogprobs]) -> Option<ChatLogprobs> {
+    if entries.is_empty() {
+        return None;
+    }
+    Some(ChatLogprobs { content: entries.iter().map(|entry| token_entry(tokenizer, entry)).collect() })
+}
+
+fn token_entry(tokenizer: &Tokenizer, entry: &TokenLogprobs) -> TokenEntry {
+    TokenEntry {
+        token: tokenizer.token_text(entry.token),
+        logprob: finite(entry.logprob),
+        bytes: tokenizer.token_bytes(entry.token).to_vec(),
+        top_logprobs: entry
+            .top
+            .iter()
+            .map(|(token, logprob)| TopEntry {
+                token: tokenizer.token_text(*token),
+                logprob: finite(*logprob),
+                bytes: tokenizer.token_bytes(*token).to_vec(),
+            })
+            .collect(),
+    }
+}

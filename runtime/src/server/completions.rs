@@ -1,0 +1,267 @@
+//! `POST /v1/completions`.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::{Request, State},
+    response::{IntoResponse, Response},
+};
+use consort_actors::plan::TokenLogprobs;
+use futures_util::future::try_join_all;
+
+use super::{
+    AppState, RequestId, body,
+    error::ApiError,
+    sse::{self, ChunkWriter, Part},
+    wire::{
+        CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest, StreamOptions,
+        TopLogprobs, Usage, finite,
+    },
+};
+use crate::{
+    engine::{self, Engine, GenerateOptions, Prompt, TextStream},
+    error::RequestError,
+    text::Tokenizer,
+};
+
+pub(super) async fn handle(
+    State(state): State<Arc<AppState>>,
+    id: RequestId,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let engine = state.engine()?;
+    let bytes = body::read(request, state.settings.body_limit_bytes).await?;
+    let long = bytes.len() > body::INLINE_BYTES_MAX;
+    let CompletionRequest { mut common, prompts, echo } = CompletionRequest::parse(&bytes)?;
+    drop(bytes);
+    state.check_model(common.model.as_deref(), engine)?;
+    common.options.request_id = Some(id.0.clone());
+    let submitting = engine.clone();
+    let (echo_texts, streams) =
+        body::maybe_blocking(long, move || submit(&submitting, prompts, echo, &common.options)).await??;
+
+    let with_logprobs = echo_texts.logprobs;
+    let choices = echo_texts
+        .texts
+        .into_iter()
+        .zip(&streams)
+        .map(|(echo, stream)| Choice {
+            echo,
+            prompt: stream.prompt_tokens().to_vec(),
+            prompt_logprobs: Vec::new(),
+            offset: 0,
+            started: false,
+            usage: engine::Usage { prompt_tokens: stream.prompt_tokens().len(), ..engine::Usage::default() },
+        })
+        .collect();
+    let writer = CompletionWriter {
+        id: format!("cmpl-{}", id.0),
+        created: super::unix_seconds(),
+        model: engine.model_name().to_owned(),
+        tokenizer: Arc::clone(engine.tokenizer()),
+        options: common.stream_options,
+        with_logprobs,
+        return_token_ids: common.return_token_ids,
+        choices,
+    };
+    if common.stream {
+        return Ok(sse::respond(streams, writer));
+    }
+    whole(writer, streams).await
+}
+
+/// What `echo` puts before each choice, and whether log-probabilities are told.
+struct Echo {
+    texts: Vec<Option<String>>,
+    logprobs: bool,
+}
+
+/// Submits every prompt. When one is refused, those before it are cancelled by being dropped.
+fn submit(
+    engine: &Engine,
+    prompts: Vec<Prompt>,
+    echo: bool,
+    options: &GenerateOptions,
+) -> Result<(Echo, Vec<TextStream>), RequestError> {
+    let mut texts = Vec::with_capacity(prompts.len());
+    let mut streams = Vec::with_capacity(prompts.len());
+    for prompt in prompts {
+        let given = match &prompt {
+            Prompt::Text(text) if echo => Some(text.clone()),
+            _ => None,
+        };
+        let stream = engine.generate(prompt, options.clone())?;
+        let text = match (echo, given) {
+            (false, _) => None,
+            (true, Some(text)) => Some(text),
+            (true, None) => Some(engine.tokenizer().decode(stream.prompt_tokens(), false)),
+        };
+        texts.push(text);
+        streams.push(stream);
+    }
+    Ok((Echo { texts, logprobs: options.logprobs.is_some() }, streams))
+}
+
+/// The answer in one piece. All generations are read together: one left alone would count as a slow reader.
+async fn whole(mut writer: CompletionWriter, streams: Vec<TextStream>) -> Result<Response, ApiError> {
+    let done = try_join_all(streams.into_iter().map(TextStream::collect)).await?;
+    let usage = Usage::sum(done.iter().map(|completion| completion.finish.usage));
+    let mut choices = Vec::with_capacity(done.len());
+    for (index, completion) in done.into_iter().enumerate() {
+        let delta = engine::TextDelta {
+            text: completion.text,
+            tokens: completion.tokens,
+            logprobs: completion.logprobs,
+        };
+        let part =
+            Part { prompt: completion.prompt_logprobs, delta: Some(delta), finish: Some(completion.finish) };
+        choices.extend(writer.choice(index, part));
+    }
+    let answer = CompletionAnswer {
+        id: &writer.id,
+        object: "text_completion",
+        created: writer.created,
+        model: &writer.model,
+        choices,
+        usage: Some(usage),
+    };
+    Ok(Json(answer).into_response())
+}
+
+/// One choice on its way out.
+struct Choice {
+    /// Text told before the generated one.
+    echo: Option<String>,
+    prompt: Vec<u32>,
+    prompt_logprobs: Vec<TokenLogprobs>,
+    /// Characters of all tokens told so far.
+    offset: usize,
+    started: bool,
+    usage: engine::Usage,
+}
+
+struct CompletionWriter {
+    id: String,
+    created: u64,
+    model: String,
+    tokenizer: Arc<Tokenizer>,
+    options: StreamOptions,
+    with_logprobs: bool,
+    return_token_ids: bool,
+    choices: Vec<Choice>,
+}
+
+impl CompletionWriter {
+    /// The wire's form of a part; nothing while only prompt log-probabilities have arrived.
+    fn choice(&mut self, index: usize, part: Part) -> Option<CompletionChoice> {
+        let (tokenizer, with_logprobs) = (&self.tokenizer, self.with_logprobs);
+        let choice = &mut self.choices[index];
+        choice.prompt_logprobs.extend(part.prompt);
+        if part.delta.is_none() && part.finish.is_none() {
+            return None;
+        }
+        let first = !std::mem::replace(&mut choice.started, true);
+        let delta = part.delta.unwrap_or_default();
+        choice.usage.completion_tokens += delta.tokens.len();
+        let echo = choice.echo.take();
+        let echoed = echo.is_some();
+        let mut text = echo.unwrap_or_default();
+        text.push_str(&delta.text);
+        let logprobs = with_logprobs.then(|| {
+            let mut out = CompletionLogprobs::default();
+            if echoed {
+                let prompt_logprobs = std::mem::take(&mut choice.prompt_logprobs);
+                push_prompt(&mut out, &mut choice.offset, tokenizer, &choice.prompt, &prompt_logprobs);
+            }
+            for entry in &delta.logprobs {
+                push(&mut out, &mut choice.offset, tokenizer, entry.token, Some(entry));
+            }
+            out
+        });
+        let (finish_reason, stop_reason) = match part.finish {
+            Some(finish) => {
+                choice.usage = finish.usage;
+                (Some(finish.reason.as_str()), finish.stop_reason)
+            }
+            None => (None, None),
+        };
+        Some(CompletionChoice {
+            index,
+            text,
+            logprobs,
+            finish_reason,
+            stop_reason: stop_reason.map(Into::into),
+            token_ids: self.return_token_ids.then_some(delta.tokens),
+            prompt_token_ids: (self.return_token_ids && first).then(|| choice.prompt.clone()),
+        })
+    }
+
+    fn chunk(&self, choices: Vec<CompletionChoice>, usage: Option<Usage>) -> String {
+        let chunk = CompletionAnswer {
+            id: &self.id,
+            object: "text_completion",
+            created: self.created,
+            model: &self.model,
+            choices,
+            usage,
+        };
+        serde_json::to_string(&chunk).expect("strings and numbers always serialise")
+    }
+}
+
+impl ChunkWriter for CompletionWriter {
+    fn begin(&mut self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn part(&mut self, index: usize, part: Part) -> Vec<String> {
+        let Some(choice) = self.choice(index, part) else { return Vec::new() };
+        let usage = self.options.continuous_usage().then(|| Usage::sum([self.choices[index].usage]));
+        vec![self.chunk(vec![choice], usage)]
+    }
+
+    fn end(&mut self) -> Vec<String> {
+        if !self.options.include_usage() {
+            return Vec::new();
+        }
+        vec![self.chunk(Vec::new(), Some(Usage::sum(self.choices.iter().map(|choice| choice.usage))))]
+    }
+}
+
+/// Entries of a prompt: its first token was predicted by nothing.
+fn push_prompt(
+    out: &mut CompletionLogprobs,
+    offset: &mut usize,
+    tokenizer: &Tokenizer,
+    prompt: &[u32],
+    logprobs: &[TokenLogprobs],
+) {
+    for (position, token) in prompt.iter().enumerate() {
+        let entry = position.checked_sub(1).and_then(|before| logprobs.get(before));
+        push(out, offset, tokenizer, *token, entry);
+    }
+}
+
+fn push(
+    out: &mut CompletionLogprobs,
+    offset: &mut usize,
+    tokenizer: &Tokenizer,
+    token: u32,
+    entry: Option<&TokenLogprobs>,
+) {
+    let text = tokenizer.token_text(token);
+    let length = text.chars().count();
+    out.token_logprobs.push(entry.map(|entry| finite(entry.logprob)));
+    out.top_logprobs.push(entry.map(|entry| {
+        let mut top = TopLogprobs::default();
+        top.insert(text.clone(), finite(entry.logprob));
+        for (other, logprob) in &entry.top {
+            top.insert(tokenizer.token_text(*other), finite(*logprob));
+        }
+        top
+    }));
+    out.tokens.push(text);
+    out.text_offset.push(*offset);
+    *offset += length;
+}

@@ -1,0 +1,132 @@
+//! Probes and metrics: what an operator's tools read. None of them asks for a key.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use axum::{
+    Json,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use consort_actors::EnsembleState;
+use serde::Serialize;
+
+use super::{AppState, error::ApiError};
+use crate::engine::EngineStatus;
+
+/// The process answers: 200 always.
+pub(super) async fn livez() -> &'static str {
+    "ok"
+}
+
+/// Whether to send requests here.
+pub(super) async fn readyz(State(state): State<Arc<AppState>>) -> Response {
+    let (status, word) =
+        readiness(&state, state.attached().map(|engine| engine.status().ensemble.state).as_ref());
+    (status, word).into_response()
+}
+
+/// The same as `/readyz`, with details.
+pub(super) async fn health(State(state): State<Arc<AppState>>) -> Response {
+    let engine = state.attached().map(|engine| engine.status());
+    let (status, word) = readiness(&state, engine.as_ref().map(|status| &status.ensemble.state));
+    (status, Json(Health { status: word, engine: engine.as_ref().map(EngineHealth::from) })).into_response()
+}
+
+/// Prometheus text.
+pub(super) async fn metrics(State(state): State<Arc<AppState>>) -> Result<Response, ApiError> {
+    let engine = state.attached().ok_or_else(|| ApiError::unavailable("the model is still loading"))?;
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    Ok((kind, engine.render_metrics()).into_response())
+}
+
+fn readiness(state: &AppState, ensemble: Option<&EnsembleState>) -> (StatusCode, &'static str) {
+    let word = if state.draining.load(Ordering::Acquire) { "draining" } else { state_word(ensemble) };
+    let status = if word == "ready" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, word)
+}
+
+fn state_word(state: Option<&EnsembleState>) -> &'static str {
+    match state {
+        None => "loading",
+        Some(EnsembleState::Starting) => "starting",
+        Some(EnsembleState::Ready) => "ready",
+        Some(EnsembleState::Restarting { .. }) => "restarting",
+        Some(EnsembleState::Draining) => "draining",
+        Some(EnsembleState::Stopped) => "stopped",
+        Some(EnsembleState::Failed { .. }) => "failed",
+    }
+}
+
+#[derive(Serialize)]
+struct Health {
+    status: &'static str,
+    #[serde(flatten)]
+    engine: Option<EngineHealth>,
+}
+
+#[derive(Serialize)]
+struct EngineHealth {
+    model: String,
+    reason: Option<String>,
+    epoch: u64,
+    steps: u64,
+    running: usize,
+    waiting: usize,
+    open_requests: usize,
+    oldest_request_seconds: Option<f64>,
+    kv_blocks_used: usize,
+    kv_blocks_total: usize,
+    ranks: Vec<RankHealth>,
+}
+
+#[derive(Serialize)]
+struct RankHealth {
+    rank: u16,
+    query_heads: [usize; 2],
+    kv_heads: [usize; 2],
+    weight_bytes: u64,
+    kv_bytes: u64,
+    kv_blocks: usize,
+    restarts: u32,
+    state: String,
+}
+
+impl From<&EngineStatus> for EngineHealth {
+    fn from(status: &EngineStatus) -> Self {
+        let ensemble = &status.ensemble;
+        let reason = match &ensemble.state {
+            EnsembleState::Restarting { reason, .. } | EnsembleState::Failed { reason } => {
+                Some(reason.to_string())
+            }
+            _ => None,
+        };
+        let ranks = ensemble.ranks.iter().map(|rank| RankHealth {
+            rank: rank.rank.0,
+            query_heads: [rank.query_heads.start, rank.query_heads.end],
+            kv_heads: [rank.kv_heads.start, rank.kv_heads.end],
+            weight_bytes: rank.weight_bytes,
+            kv_bytes: rank.kv_bytes,
+            kv_blocks: rank.kv_blocks,
+            restarts: rank.restarts,
+            state: format!("{:?}", rank.state).to_lowercase(),
+        });
+        Self {
+            model: status.model_name.clone(),
+            reason,
+            epoch: ensemble.epoch,
+            steps: ensemble.steps,
+            running: ensemble.running,
+            waiting: ensemble.waiting,
+            open_requests: status.requests.len(),
+            oldest_request_seconds: status
+                .requests
+                .iter()
+                .map(|request| request.age.as_secs_f64())
+                .reduce(f64::max),
+            kv_blocks_used: ensemble.used_blocks,
+            kv_blocks_total: ensemble.total_blocks,
+            ranks: ranks.collect(),
+        }
+    }
+}

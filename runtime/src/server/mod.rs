@@ -1,0 +1,298 @@
+//! The OpenAI-compatible HTTP server.
+//!
+//! [`Server::bind`] takes the port, [`Server::attach`] gives it an engine once one is loaded (until then `/readyz` and
+//! the API answer 503), [`Server::run`] serves until told to stop, drains, and shuts the engine down. It never
+//! schedules or generates: handlers validate, submit and write what streams out.
+
+mod auth;
+mod body;
+mod chat;
+mod completions;
+mod connections;
+mod error;
+mod health;
+mod sse;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use axum::{
+    Json, Router,
+    extract::{FromRequestParts, Request, State},
+    http::{HeaderName, HeaderValue, StatusCode, request::Parts},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use tokio::net::TcpListener;
+
+use self::{
+    error::ApiError,
+    wire::{ModelCard, ModelList},
+};
+use crate::{
+    engine::{Engine, fresh_u64},
+    topology::Topology,
+};
+
+/// Largest request body by default: prompts of a million tokens fit as JSON.
+pub const BODY_LIMIT_BYTES_DEFAULT: usize = 16 << 20;
+/// Most open connections by default: each may hold a body of the limit's size while it is read.
+pub const CONNECTIONS_MAX_DEFAULT: usize = 1024;
+
+static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// How a server behaves.
+#[derive(Clone)]
+pub struct ServerSettings {
+    /// Where to listen, `host:port`.
+    pub listen: String,
+    /// Key that `/v1/*` asks for; absent: none.
+    pub api_key: Option<String>,
+    /// Largest request body.
+    pub body_limit_bytes: usize,
+    /// Most open connections; further ones wait in the listener's backlog.
+    pub connections_max: usize,
+    /// How long requests may go on after the signal to stop.
+    pub shutdown_grace: Duration,
+}
+
+impl Default for ServerSettings {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:8000".into(),
+            api_key: None,
+            body_limit_bytes: BODY_LIMIT_BYTES_DEFAULT,
+            connections_max: CONNECTIONS_MAX_DEFAULT,
+            shutdown_grace: Duration::from_secs(30),
+        }
+    }
+}
+
+impl ServerSettings {
+    /// What a topology says of its server.
+    pub fn from_topology(topology: &Topology) -> Self {
+        Self {
+            listen: topology.listen().to_string(),
+            api_key: topology.api_key().map(|key| key.reveal().to_owned()),
+            body_limit_bytes: topology.max_body_bytes(),
+            ..Self::default()
+        }
+    }
+}
+
+impl std::fmt::Debug for ServerSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The key stays out of logs.
+        f.debug_struct("ServerSettings")
+            .field("listen", &self.listen)
+            .field("api_key", &self.api_key.as_ref().map(|_| "set"))
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a server could not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The address could not be taken.
+    #[error("cannot listen on {listen}; choose another address or port")]
+    Bind {
+        /// What was asked for.
+        listen: String,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// A second engine was attached.
+    #[error("this server already serves the model `{model}`")]
+    AlreadyAttached {
+        /// The first engine's model.
+        model: String,
+    },
+}
+
+/// A bound server.
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    state: Arc<AppState>,
+}
+
+/// What handlers share.
+struct AppState {
+    engine: OnceLock<Engine>,
+    settings: ServerSettings,
+    draining: AtomicBool,
+}
+
+impl AppState {
+    fn attached(&self) -> Option<&Engine> {
+        self.engine.get()
+    }
+
+    /// The engine, for requests that want to run on it.
+    fn engine(&self) -> Result<&Engine, ApiError> {
+        if self.draining.load(Ordering::Acquire) {
+            return Err(ApiError::unavailable("the server is shutting down"));
+        }
+        self.attached().ok_or_else(|| ApiError::unavailable("the model is still loading; try again later"))
+    }
+
+    /// A request may leave the model out, or name it by its served name.
+    fn check_model(&self, asked: Option<&str>, engine: &Engine) -> Result<(), ApiError> {
+        match asked {
+            Some(name) if !name.is_empty() && name != engine.model_name() => {
+                Err(ApiError::unknown_model(name, engine.model_name()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Server {
+    /// Takes the address.
+    pub async fn bind(settings: ServerSettings) -> Result<Self, ServerError> {
+        let taken = async {
+            let listener = TcpListener::bind(&settings.listen).await?;
+            let address = listener.local_addr()?;
+            Ok((listener, address))
+        };
+        let (listener, address) =
+            taken.await.map_err(|source| ServerError::Bind { listen: settings.listen.clone(), source })?;
+        let state = AppState { engine: OnceLock::new(), settings, draining: AtomicBool::new(false) };
+        Ok(Self { listener, address, state: Arc::new(state) })
+    }
+
+    /// The address it got; tells the port where 0 was asked for.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A handle that gives the server its engine, also while [`Server::run`] is under way.
+    pub fn handle(&self) -> ServerHandle {
+        ServerHandle { state: Arc::clone(&self.state) }
+    }
+
+    /// Serves until `stop` is done. Then `/readyz` turns false, new requests are refused, open ones may end within
+    /// the grace, and the engine is shut down.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
+        let state = Arc::clone(&self.state);
+        let grace = state.settings.shutdown_grace;
+        let drained = async move {
+            stop.await;
+            tracing::info!(grace_seconds = grace.as_secs(), "draining");
+            state.draining.store(true, Ordering::Release);
+            if let Some(engine) = state.attached() {
+                engine.shutdown(grace).await;
+            }
+        };
+        let connections_max = self.state.settings.connections_max;
+        connections::serve(self.listener, router(self.state), connections_max, drained).await;
+    }
+}
+
+/// Gives a server its engine.
+#[derive(Clone)]
+pub struct ServerHandle {
+    state: Arc<AppState>,
+}
+
+impl ServerHandle {
+    /// Attaches the engine that answers from now on.
+    pub fn attach(&self, engine: Engine) -> Result<(), ServerError> {
+        let model = engine.model_name().to_owned();
+        self.state.engine.set(engine).map_err(|_| ServerError::AlreadyAttached { model })
+    }
+}
+
+fn router(state: Arc<AppState>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(chat::handle))
+        .route("/v1/completions", post(completions::handle))
+        .route("/v1/models", get(models))
+        .route("/livez", get(health::livez))
+        .route("/readyz", get(health::readyz))
+        .route("/health", get(health::health))
+        .route("/metrics", get(health::metrics))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(middleware::from_fn_with_state(Arc::clone(&state), auth::check))
+        .layer(middleware::from_fn(name_request))
+        .with_state(state)
+}
+
+async fn models(State(state): State<Arc<AppState>>) -> Result<Response, ApiError> {
+    let engine = state.engine()?;
+    let root = engine.model_path().display().to_string();
+    let card = ModelCard {
+        id: engine.model_name(),
+        object: "model",
+        created: engine.started_unix_seconds(),
+        owned_by: "consort",
+        root: &root,
+        max_model_len: engine.max_model_len(),
+    };
+    Ok(Json(ModelList { object: "list", data: vec![card] }).into_response())
+}
+
+async fn unknown_path(request: Request) -> ApiError {
+    ApiError::unknown_path(request.method().as_str(), request.uri().path())
+}
+
+async fn method_not_allowed(request: Request) -> ApiError {
+    ApiError::method_not_allowed(request.method().as_str(), request.uri().path())
+}
+
+/// The request's name: the client's `x-request-id` if it is sensible, else made up.
+#[derive(Clone, Debug)]
+struct RequestId(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for RequestId {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        // Put there by `name_request`, which wraps every route.
+        parts.extensions.get().cloned().ok_or_else(|| ApiError::internal("the request has no name"))
+    }
+}
+
+/// Names every request, tells the name in the answer and in the log.
+async fn name_request(mut request: Request, next: Next) -> Response {
+    let given =
+        request.headers().get(&REQUEST_ID).and_then(|value| value.to_str().ok()).filter(|id| sensible(id));
+    let id = given.map_or_else(|| format!("{:016x}{:016x}", fresh_u64(), fresh_u64()), str::to_owned);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    request.extensions_mut().insert(RequestId(id.clone()));
+    let mut response = next.run(request).await;
+    let status = response.status();
+    // 503 is how probes are answered while loading or draining: no failure.
+    if status == StatusCode::INTERNAL_SERVER_ERROR {
+        tracing::warn!(request_id = %id, %method, path, status = status.as_u16(), "request failed");
+    } else {
+        tracing::debug!(request_id = %id, %method, path, status = status.as_u16(), "request answered");
+    }
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID.clone(), value);
+    }
+    response
+}
+
+fn sensible(id: &str) -> bool {
+    (1..=128).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// Now, as OpenAI's `created` wants it.
+pub(crate) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,462 @@
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use axum::{body::Bytes, http::StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::{HeaderMap, Request};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::{net::TcpStream, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+
+use super::{Server, ServerSettings, auth, sse};
+use crate::{engine::Engine, testing};
+
+/// A server on a free port, with or without its tiny model.
+struct Running {
+    address: SocketAddr,
+    engine: Option<Engine>,
+    stop: CancellationToken,
+    serving: JoinHandle<()>,
+}
+
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).expect("the body is JSON")
+    }
+
+    /// Payloads of an event stream; the last must be `[DONE]`, which is left out.
+    fn events(&self) -> Vec<Value> {
+        let text = std::str::from_utf8(&self.body).expect("UTF-8");
+        let mut payloads: Vec<&str> = text
+            .split_terminator("\n\n")
+            .map(|event| event.strip_prefix("data: ").expect("data lines only"))
+            .collect();
+        assert_eq!(payloads.pop(), Some("[DONE]"));
+        payloads.into_iter().map(|payload| serde_json::from_str(payload).expect("JSON")).collect()
+    }
+}
+
+async fn start(settings: ServerSettings) -> Running {
+    let server =
+        Server::bind(ServerSettings { listen: "127.0.0.1:0".into(), ..settings }).await.expect("a free port");
+    let (address, handle, stop) = (server.local_addr(), server.handle(), CancellationToken::new());
+    let serving = tokio::spawn(server.run(stop.clone().cancelled_owned()));
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    testing::write_checkpoint(folder.path());
+    let engine = Engine::builder()
+        .model(folder.path())
+        .tensor_parallel_size(2)
+        .dtype("float32")
+        .served_model_name("tiny")
+        .start()
+        .await
+        .expect("the tiny model starts");
+    handle.attach(engine.clone()).expect("the first engine");
+    Running { address, engine: Some(engine), stop, serving }
+}
+
+async fn bare() -> Running {
+    let settings = ServerSettings { listen: "127.0.0.1:0".into(), ..ServerSettings::default() };
+    let server = Server::bind(settings).await.expect("a free port");
+    let (address, stop) = (server.local_addr(), CancellationToken::new());
+    let serving = tokio::spawn(server.run(stop.clone().cancelled_owned()));
+    Running { address, engine: None, stop, serving }
+}
+
+impl Running {
+    fn engine(&self) -> &Engine {
+        self.engine.as_ref().expect("started with an engine")
+    }
+
+    async fn send(&self, request: Request<Full<Bytes>>) -> Answer {
+        let stream = TcpStream::connect(self.address).await.expect("the server listens");
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP");
+        tokio::spawn(connection);
+        let response = sender.send_request(request).await.expect("an answer");
+        let (status, headers) = (response.status(), response.headers().clone());
+        let body = response.into_body().collect().await.expect("a whole body").to_bytes();
+        Answer { status, headers, body }
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.send(Request::get(path).body(Full::default()).expect("a request")).await
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Answer {
+        let request = Request::post(path).header("content-type", "application/json");
+        self.send(request.body(Full::new(Bytes::from(body.to_string()))).expect("a request")).await
+    }
+
+    async fn complete(&self, mut body: Value) -> Answer {
+        for (field, value) in
+            [("model", json!("tiny")), ("temperature", json!(0)), ("ignore_eos", json!(true))]
+        {
+            if body[field].is_null() {
+                body[field] = value;
+            }
+        }
+        self.post("/v1/completions", body).await
+    }
+
+    async fn chat(&self, mut body: Value) -> Answer {
+        body["model"] = json!("tiny");
+        body["temperature"] = json!(0);
+        body["ignore_eos"] = json!(true);
+        body["messages"] = json!([{"role": "user", "content": "hi"}]);
+        self.post("/v1/chat/completions", body).await
+    }
+
+    async fn end(self) {
+        self.stop.cancel();
+        self.serving.await.expect("the server ends");
+    }
+}
+
+async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < limit, "{what} was not seen within 20 s");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn assert_error(answer: &Answer, status: u16, kind: &str, param: Option<&str>) {
+    assert_eq!(answer.status.as_u16(), status, "{:?}", answer.body);
+    let error = &answer.json()["error"];
+    assert_eq!(error["type"], kind);
+    assert_eq!(error["code"], status);
+    assert_eq!(error["param"].as_str(), param, "{error}");
+    assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_is_answered_with_message_usage_and_reason() {
+    let server = start(ServerSettings::default()).await;
+    let answer = server.chat(json!({"max_tokens": 5})).await;
+    assert_eq!(answer.status, 200, "{:?}", answer.body);
+    let body = answer.json();
+    assert!(body["id"].as_str().is_some_and(|id| id.starts_with("chatcmpl-")));
+    assert_eq!(body["object"], "chat.completion");
+    assert_eq!(body["model"], "tiny");
+    assert_eq!(body["choices"][0]["message"]["role"], "assistant");
+    assert!(body["choices"][0]["message"]["content"].is_string());
+    assert_eq!(body["choices"][0]["finish_reason"], "length");
+    assert_eq!(body["choices"][0]["logprobs"], Value::Null);
+    assert_eq!(body["usage"]["completion_tokens"], 5);
+    assert_eq!(body["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_streamed_chat_opens_with_the_role_and_says_what_the_whole_one_says() {
+    let server = start(ServerSettings::default()).await;
+    let whole = server.chat(json!({"max_tokens": 8})).await.json();
+    let options = json!({"include_usage": true});
+    let answer = server.chat(json!({"max_tokens": 8, "stream": true, "stream_options": options})).await;
+    assert_eq!(answer.headers["content-type"], "text/event-stream; charset=utf-8");
+    let events = answer.events();
+    assert_eq!(events[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    assert_eq!(events.len(), 1 + 8 + 1, "the role, a chunk per token, the usage");
+    let text: String =
+        events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(whole["choices"][0]["message"]["content"], text);
+    assert!(events.iter().all(|event| event["object"] == "chat.completion.chunk"));
+    assert_eq!(events[8]["choices"][0]["finish_reason"], "length");
+    assert!(events[..8].iter().all(|event| event["choices"][0]["finish_reason"].is_null()));
+    assert!(events[..9].iter().all(|event| event.get("usage").is_none()));
+    assert_eq!(events[9]["choices"], json!([]));
+    assert_eq!(events[9]["usage"], whole["usage"]);
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn continuous_usage_counts_up_in_every_chunk() {
+    let server = start(ServerSettings::default()).await;
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    let answer = server.chat(json!({"max_tokens": 3, "stream": true, "stream_options": options})).await;
+    let counts: Vec<u64> =
+        answer.events().iter().filter_map(|event| event["usage"]["completion_tokens"].as_u64()).collect();
+    assert_eq!(counts, [0, 1, 2, 3, 3]);
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chat_logprobs_hold_token_bytes_and_the_best() {
+    let server = start(ServerSettings::default()).await;
+    let body = server.chat(json!({"max_tokens": 2, "logprobs": true, "top_logprobs": 3})).await.json();
+    let entries = body["choices"][0]["logprobs"]["content"].as_array().expect("entries");
+    assert_eq!(entries.len(), 2);
+    for entry in entries {
+        assert_eq!(entry["top_logprobs"].as_array().expect("the best").len(), 3);
+        assert_eq!(entry["logprob"], entry["top_logprobs"][0]["logprob"], "greedy takes the best");
+        assert!(entry["bytes"].is_array());
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn completions_take_every_kind_of_prompt_and_answer_in_order() {
+    let server = start(ServerSettings::default()).await;
+    let text = server.complete(json!({"prompt": "ab", "max_tokens": 4})).await.json();
+    let ids = server.complete(json!({"prompt": [97, 98], "max_tokens": 4})).await.json();
+    assert_eq!(text["object"], "text_completion");
+    assert_eq!(text["choices"][0]["text"], ids["choices"][0]["text"]);
+    let many = server.complete(json!({"prompt": [[97, 98], [99], [97, 98]], "max_tokens": 4})).await.json();
+    let choices = many["choices"].as_array().expect("choices");
+    assert_eq!(
+        choices.iter().map(|choice| choice["index"].as_u64()).collect::<Vec<_>>(),
+        [Some(0), Some(1), Some(2)]
+    );
+    assert_eq!(choices[0]["text"], text["choices"][0]["text"]);
+    assert_eq!(choices[2]["text"], text["choices"][0]["text"]);
+    assert_eq!(many["usage"]["prompt_tokens"], 5);
+    assert_eq!(many["usage"]["completion_tokens"], 12);
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn echo_has_the_shape_that_evaluation_harnesses_read() {
+    let server = start(ServerSettings::default()).await;
+    let body = json!({"prompt": [[104, 195, 169, 108]], "echo": true, "max_tokens": 1, "logprobs": 1});
+    let answer = server.complete(body).await.json();
+    let choice = &answer["choices"][0];
+    assert!(choice["text"].as_str().is_some_and(|text| text.starts_with("hél")), "{choice}");
+    let logprobs = &choice["logprobs"];
+    assert_eq!(
+        logprobs["tokens"].as_array().map(|tokens| tokens[..4].to_vec()),
+        json!(["h", "\u{fffd}", "\u{fffd}", "l"]).as_array().cloned()
+    );
+    assert_eq!(logprobs["text_offset"], json!([0, 1, 2, 3, 4]));
+    let values = logprobs["token_logprobs"].as_array().expect("values");
+    let tops = logprobs["top_logprobs"].as_array().expect("the best");
+    assert_eq!((values.len(), tops.len()), (5, 5), "prompt and exactly one generated token");
+    assert_eq!((&values[0], &tops[0]), (&Value::Null, &Value::Null));
+    for (value, top) in values.iter().zip(tops).skip(1) {
+        let top = top.as_object().expect("a map");
+        assert!((1..=2).contains(&top.len()));
+        assert!(top.values().any(|other| other == value), "the actual token is among them: {value} {top:?}");
+    }
+    let best = tops[4].as_object().expect("a map").values().filter_map(Value::as_f64).reduce(f64::max);
+    assert_eq!(values[4].as_f64(), best, "greedy takes the best, exactly");
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn echo_alone_returns_the_prompt_and_generates_nothing() {
+    let server = start(ServerSettings::default()).await;
+    for extra in [json!({}), json!({"logprobs": 0}), json!({"stream": true})] {
+        let mut body = json!({"prompt": "abc", "echo": true, "max_tokens": 0});
+        body.as_object_mut().expect("an object").extend(extra.as_object().expect("an object").clone());
+        let answer = server.complete(body).await;
+        let choice = match extra["stream"].as_bool() {
+            Some(true) => answer.events()[0]["choices"][0].clone(),
+            _ => answer.json()["choices"][0].clone(),
+        };
+        assert_eq!(choice["text"], "abc");
+        assert_eq!(choice["finish_reason"], "length");
+        assert_eq!(choice["logprobs"].is_null(), extra.get("logprobs").is_none());
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_streamed_completion_equals_the_whole_one_with_logprobs_and_ids() {
+    let server = start(ServerSettings::default()).await;
+    let request = json!({"prompt": ["ab", "c"], "max_tokens": 5, "logprobs": 2, "echo": true, "return_token_ids": true});
+    let whole = server.complete(request.clone()).await.json();
+    let mut streamed = request;
+    streamed["stream"] = json!(true);
+    let events = server.complete(streamed).await.events();
+    for index in 0..2 {
+        let parts: Vec<&Value> = events
+            .iter()
+            .map(|event| &event["choices"][0])
+            .filter(|choice| choice["index"] == index)
+            .collect();
+        let choice = &whole["choices"][index];
+        assert_eq!(parts.len(), 5, "a chunk per token");
+        let text: String = parts.iter().filter_map(|part| part["text"].as_str()).collect();
+        assert_eq!(choice["text"], text);
+        for field in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+            let joined: Vec<Value> = parts
+                .iter()
+                .flat_map(|part| part["logprobs"][field].as_array().cloned().expect("an array"))
+                .collect();
+            assert_eq!(choice["logprobs"][field], Value::Array(joined), "{field}");
+        }
+        let ids: Vec<Value> =
+            parts.iter().flat_map(|part| part["token_ids"].as_array().cloned().expect("ids")).collect();
+        assert_eq!(choice["token_ids"], Value::Array(ids));
+        assert_eq!(parts[0]["prompt_token_ids"], choice["prompt_token_ids"]);
+        assert!(parts[1].get("prompt_token_ids").is_none());
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mistakes_are_answered_with_their_status_type_and_field() {
+    let settings = ServerSettings { body_limit_bytes: 1000, ..ServerSettings::default() };
+    let server = start(settings).await;
+    let answer = server.complete(json!({"prompt": "a", "temperature": 9})).await;
+    assert_error(&answer, 400, "BadRequestError", Some("temperature"));
+    let answer = server.complete(json!({"prompt": "a", "n": 2})).await;
+    assert_error(&answer, 400, "BadRequestError", Some("n"));
+    let answer = server.complete(json!({"prompt": [9999]})).await;
+    assert_error(&answer, 400, "BadRequestError", Some("prompt"));
+    let answer = server.complete(json!({"prompt": "a", "max_tokens": testing::CONTEXT})).await;
+    assert_error(&answer, 400, "BadRequestError", None);
+    let answer = server.complete(json!({"prompt": "a", "model": "other"})).await;
+    assert_error(&answer, 404, "NotFoundError", Some("model"));
+    assert_error(&server.get("/v1/nothing").await, 404, "NotFoundError", None);
+    assert_error(&server.get("/v1/completions").await, 405, "MethodNotAllowedError", None);
+    let answer = server.complete(json!({"prompt": "a".repeat(2000)})).await;
+    assert_error(&answer, 413, "PayloadTooLargeError", None);
+    let form = Request::post("/v1/completions").header("content-type", "application/x-www-form-urlencoded");
+    let answer = server.send(form.body(Full::new(Bytes::from("{}"))).expect("a request")).await;
+    assert_error(&answer, 415, "UnsupportedMediaTypeError", None);
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_api_asks_for_the_key() {
+    let server = start(ServerSettings { api_key: Some("secret".into()), ..ServerSettings::default() }).await;
+    let models = async |key: Option<&str>| {
+        let mut request = Request::get("/v1/models");
+        if let Some(key) = key {
+            request = request.header("authorization", key);
+        }
+        server.send(request.body(Full::default()).expect("a request")).await
+    };
+    for wrong in
+        [None, Some("Bearer wrong"), Some("Bearer secre"), Some("Bearer secret2"), Some("secret"), Some("")]
+    {
+        let answer = models(wrong).await;
+        assert_error(&answer, 401, "AuthenticationError", None);
+        assert_eq!(answer.headers["www-authenticate"], "Bearer");
+    }
+    assert_eq!(models(Some("Bearer secret")).await.status, 200);
+    assert_eq!(models(Some("bearer secret")).await.status, 200);
+    for open in ["/livez", "/readyz", "/health", "/metrics"] {
+        assert_eq!(server.get(open).await.status, 200, "{open}");
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_model_is_listed_and_the_state_told() {
+    let server = start(ServerSettings::default()).await;
+    let card = &server.get("/v1/models").await.json()["data"][0];
+    assert_eq!((&card["id"], &card["max_model_len"]), (&json!("tiny"), &json!(testing::CONTEXT)));
+    assert!(card["root"].is_string());
+    let health = server.get("/health").await.json();
+    assert_eq!(health["status"], "ready");
+    assert_eq!(health["ranks"].as_array().map(Vec::len), Some(2));
+    server.complete(json!({"prompt": "abc", "max_tokens": 2})).await;
+    let metrics = server.get("/metrics").await;
+    let text = String::from_utf8(metrics.body.to_vec()).expect("UTF-8");
+    assert!(text.contains("vllm:prompt_tokens_total{model_name=\"tiny\",engine=\"0\"} 3"), "{text}");
+    assert!(text.contains("finished_reason=\"length\"} 1"), "{text}");
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_engine_only_liveness_is_given() {
+    let server = bare().await;
+    assert_eq!(server.get("/livez").await.status, 200);
+    assert_eq!(server.get("/readyz").await.status, 503);
+    assert_eq!(server.get("/health").await.json()["status"], "loading");
+    let answer = server.complete(json!({"prompt": "a"})).await;
+    assert_error(&answer, 503, "ServiceUnavailableError", None);
+    assert!(answer.headers.contains_key("retry-after"));
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clients_request_id_is_kept_and_a_silly_one_replaced() {
+    let server = start(ServerSettings::default()).await;
+    let send = async |id: &str| {
+        let request = Request::get("/v1/models").header("x-request-id", id);
+        server.send(request.body(Full::default()).expect("a request")).await.headers["x-request-id"].clone()
+    };
+    assert_eq!(send("abc-1").await, "abc-1");
+    let long = "x".repeat(500);
+    assert_ne!(send(&long).await, long.as_str());
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_hangs_up_is_cancelled() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let server = start(ServerSettings::default()).await;
+    for (aborted, stream) in [(1, true), (2, false)] {
+        let body =
+            json!({"prompt": "a", "max_tokens": 4000, "ignore_eos": true, "stream": stream}).to_string();
+        let mut client = TcpStream::connect(server.address).await.expect("the server listens");
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        client.write_all(head.as_bytes()).await.expect("written");
+        client.write_all(body.as_bytes()).await.expect("written");
+        if stream {
+            let mut first = [0; 64];
+            client.read_exact(&mut first).await.expect("the stream begins");
+        }
+        until("the request's begin", || !server.engine().status().requests.is_empty()).await;
+        drop(client);
+        until("the request's end", || {
+            let status = server.engine().status();
+            status.requests.is_empty() && status.ensemble.used_blocks == 0
+        })
+        .await;
+        let line = format!("finished_reason=\"abort\"}} {aborted}\n");
+        assert!(server.engine().render_metrics().contains(&line), "it must not have run to its end");
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn draining_lets_open_requests_end_and_refuses_new_ones() {
+    let server = start(ServerSettings::default()).await;
+    let mut open = server
+        .engine()
+        .generate(
+            "abc",
+            crate::GenerateOptions { max_tokens: Some(100), ignore_eos: true, ..Default::default() },
+        )
+        .expect("admitted");
+    open.next().await.expect("an event").expect("no failure");
+    server.stop.cancel();
+    let done = open.collect().await.expect("it may end");
+    assert_eq!(done.finish.usage.completion_tokens, 100);
+    server.serving.await.expect("the server ends");
+    assert!(TcpStream::connect(server.address).await.is_err(), "nobody listens any more");
+}
+
+#[test]
+fn a_payload_is_one_data_line_and_an_empty_one() {
+    assert_eq!(sse::frames(&["{\"a\":1}".into(), "[DONE]".into()]), "data: {\"a\":1}\n\ndata: [DONE]\n\n");
+    assert_eq!(sse::frames(&[]), "");
+}
+
+#[test]
+fn keys_are_compared_whole() {
+    assert!(auth::same(b"abc", b"abc"));
+    assert!(!auth::same(b"abd", b"abc"));
+    assert!(!auth::same(b"ab", b"abc"));
+    assert!(!auth::same(b"abcd", b"abc"));
+    assert!(!auth::same(b"", b"abc"));
+    assert_eq!(auth::bearer(b"BEARER x"), Some(b"x".as_slice()));
+    assert_eq!(auth::bearer(b"Basic x"), None);
+    assert_eq!(auth::bearer(b"Bear"), None);
+}

@@ -1,0 +1,161 @@
+//! `/v1/chat/completions`.
+
+use serde::Serialize;
+
+use super::{Common, Fields, StopReasonOut, Usage, content::MessageIn};
+use crate::{
+    engine::{LOGPROBS_MAX, Message},
+    server::error::ApiError,
+};
+
+/// Most messages of a chat: bounds the template's work.
+const MESSAGES_MAX: usize = 4096;
+
+/// A chat request.
+pub(crate) struct ChatRequest {
+    pub(crate) common: Common,
+    pub(crate) messages: Vec<Message>,
+    pub(crate) add_generation_prompt: bool,
+    pub(crate) template_kwargs: serde_json::Map<String, serde_json::Value>,
+}
+
+impl ChatRequest {
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let fields = Fields::parse(body)?;
+        let mut common = Common::from_fields(&fields)?;
+        if fields.flag("echo", false)? {
+            return Err(ApiError::field("echo", "is not supported in chats"));
+        }
+        common.options.max_tokens = match fields.get("max_completion_tokens")? {
+            Some(limit) => Some(limit),
+            None => fields.get("max_tokens")?,
+        };
+        common.options.logprobs = logprobs(&fields)?;
+        let messages: Vec<MessageIn> =
+            fields.get("messages")?.ok_or_else(|| ApiError::field("messages", "is missing"))?;
+        if messages.is_empty() || messages.len() > MESSAGES_MAX {
+            let got = messages.len();
+            return Err(ApiError::field(
+                "messages",
+                format!("must have 1 to {MESSAGES_MAX} entries, got {got}"),
+            ));
+        }
+        let messages = messages
+            .into_iter()
+            .enumerate()
+            .map(|(index, message)| message.into_text(index).map(|(role, content)| Message { role, content }))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            common,
+            messages,
+            add_generation_prompt: fields.flag("add_generation_prompt", true)?,
+            template_kwargs: fields.get("chat_template_kwargs")?.unwrap_or_default(),
+        })
+    }
+}
+
+fn logprobs(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
+    let wanted = fields.flag("logprobs", false)?;
+    let top: Option<u32> = fields.get("top_logprobs")?;
+    match (wanted, top) {
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => {
+            Err(ApiError::field("top_logprobs", "is only allowed together with logprobs: true"))
+        }
+        (true, Some(n)) if n > LOGPROBS_MAX => {
+            Err(ApiError::field("top_logprobs", format!("must be at most {LOGPROBS_MAX}, got {n}")))
+        }
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+    }
+}
+
+/// A whole answer.
+#[derive(Debug, Serialize)]
+pub(crate) struct ChatAnswer<'a> {
+    pub(crate) id: &'a str,
+    pub(crate) object: &'static str,
+    pub(crate) created: u64,
+    pub(crate) model: &'a str,
+    pub(crate) choices: Vec<ChatChoice>,
+    pub(crate) usage: Usage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_token_ids: Option<&'a [u32]>,
+}
+
+/// One choice of a whole answer.
+#[derive(Debug, Serialize)]
+pub(crate) struct ChatChoice {
+    pub(crate) index: usize,
+    pub(crate) message: ChatMessageOut,
+    pub(crate) logprobs: Option<ChatLogprobs>,
+    pub(crate) finish_reason: &'static str,
+    pub(crate) stop_reason: Option<StopReasonOut>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) token_ids: Option<Vec<u32>>,
+}
+
+/// The assistant's message.
+#[derive(Debug, Serialize)]
+pub(crate) struct ChatMessageOut {
+    pub(crate) role: &'static str,
+    pub(crate) content: String,
+}
+
+/// Log-probabilities of a choice or a chunk.
+#[derive(Debug, Serialize)]
+pub(crate) struct ChatLogprobs {
+    pub(crate) content: Vec<TokenEntry>,
+}
+
+/// One token's log-probabilities.
+#[derive(Debug, Serialize)]
+pub(crate) struct TokenEntry {
+    pub(crate) token: String,
+    pub(crate) logprob: f32,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) top_logprobs: Vec<TopEntry>,
+}
+
+/// One alternative.
+#[derive(Debug, Serialize)]
+pub(crate) struct TopEntry {
+    pub(crate) token: String,
+    pub(crate) logprob: f32,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// One line of a stream.
+#[derive(Debug, Serialize)]
+pub(crate) struct ChatChunk<'a> {
+    pub(crate) id: &'a str,
+    pub(crate) object: &'static str,
+    pub(crate) created: u64,
+    pub(crate) model: &'a str,
+    pub(crate) choices: Vec<ChatChunkChoice>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_token_ids: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) usage: Option<Usage>,
+}
+
+/// The choice of a chunk.
+#[derive(Debug, Serialize)]
+pub(crate) struct ChatChunkChoice {
+    pub(crate) index: usize,
+    pub(crate) delta: ChatDelta,
+    pub(crate) logprobs: Option<ChatLogprobs>,
+    pub(crate) finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) stop_reason: Option<StopReasonOut>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) token_ids: Option<Vec<u32>>,
+}
+
+/// What a chunk adds.
+#[derive(Debug, Serialize)]
+pub(crate) struct ChatDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) content: Option<String>,
+}

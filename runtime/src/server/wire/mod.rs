@@ -1,0 +1,202 @@
+//! The OpenAI shapes, as this server reads and writes them.
+//!
+//! A body is kept as raw fields ([`Fields`]) and each field is parsed by itself: an error names its field, unknown
+//! fields cost nothing, and a long token array never exists as a tree of values.
+
+mod chat;
+mod completions;
+mod content;
+mod refused;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
+
+pub(crate) use self::{
+    chat::{
+        ChatAnswer, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessageOut,
+        ChatRequest, TokenEntry, TopEntry,
+    },
+    completions::{CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest, TopLogprobs},
+};
+use super::error::ApiError;
+use crate::engine::{self, GenerateOptions, StopReason};
+
+/// The fields of a JSON object, unparsed. Of repeated names the last one counts.
+pub(crate) struct Fields<'a>(HashMap<String, &'a RawValue>);
+
+impl<'a> Fields<'a> {
+    pub(crate) fn parse(body: &'a [u8]) -> Result<Self, ApiError> {
+        let text = std::str::from_utf8(body).map_err(|e| ApiError::bad_request(format!("body: {e}")))?;
+        let fields = serde_json::from_str(text)
+            .map_err(|e| ApiError::bad_request(format!("the body is not a JSON object: {e}")))?;
+        Ok(Self(fields))
+    }
+
+    pub(crate) fn raw(&self, name: &str) -> Option<&'a RawValue> {
+        self.0.get(name).copied()
+    }
+
+    /// The field's value; `None` where it is absent or null.
+    pub(crate) fn get<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ApiError> {
+        match self.0.get(name) {
+            None => Ok(None),
+            Some(raw) => serde_json::from_str(raw.get()).map_err(|error| ApiError::field(name, error)),
+        }
+    }
+
+    pub(crate) fn flag(&self, name: &str, default: bool) -> Result<bool, ApiError> {
+        Ok(self.get(name)?.unwrap_or(default))
+    }
+}
+
+/// What both endpoints take in the same words.
+pub(crate) struct Common {
+    pub(crate) model: Option<String>,
+    pub(crate) stream: bool,
+    pub(crate) stream_options: StreamOptions,
+    pub(crate) return_token_ids: bool,
+    /// All but `max_tokens`, `logprobs` and `request_id`, which the endpoints spell differently.
+    pub(crate) options: GenerateOptions,
+}
+
+impl Common {
+    pub(crate) fn from_fields(fields: &Fields<'_>) -> Result<Self, ApiError> {
+        refused::check(fields)?;
+        let stream = fields.flag("stream", false)?;
+        let stream_options: Option<StreamOptions> = fields.get("stream_options")?;
+        if stream_options.is_some() && !stream {
+            return Err(ApiError::field("stream_options", "is only allowed together with stream: true"));
+        }
+        let options = GenerateOptions {
+            temperature: fields.get("temperature")?,
+            top_p: fields.get("top_p")?,
+            top_k: fields.get("top_k")?,
+            min_p: fields.get("min_p")?,
+            seed: fields.get("seed")?,
+            stop: fields.get::<OneOrMany>("stop")?.map(Vec::from).unwrap_or_default(),
+            stop_token_ids: fields.get("stop_token_ids")?.unwrap_or_default(),
+            ignore_eos: fields.flag("ignore_eos", false)?,
+            include_stop_str_in_output: fields.flag("include_stop_str_in_output", false)?,
+            skip_special_tokens: fields.flag("skip_special_tokens", true)?,
+            add_special_tokens: fields.get("add_special_tokens")?,
+            ..GenerateOptions::default()
+        };
+        Ok(Self {
+            model: fields.get("model")?,
+            stream,
+            stream_options: stream_options.unwrap_or_default(),
+            return_token_ids: fields.flag("return_token_ids", false)?,
+            options,
+        })
+    }
+}
+
+/// `"a"` or `["a", "b"]`.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a string or an array of strings")]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl From<OneOrMany> for Vec<String> {
+    fn from(value: OneOrMany) -> Self {
+        match value {
+            OneOrMany::One(text) => vec![text],
+            OneOrMany::Many(texts) => texts,
+        }
+    }
+}
+
+/// What a stream tells besides text.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub(crate) struct StreamOptions {
+    /// A last chunk with the usage of the whole request.
+    #[serde(default)]
+    include_usage: Option<bool>,
+    /// The usage so far in every chunk.
+    #[serde(default)]
+    continuous_usage_stats: Option<bool>,
+}
+
+impl StreamOptions {
+    pub(crate) fn include_usage(self) -> bool {
+        self.include_usage.unwrap_or(false)
+    }
+
+    /// Only together with `include_usage`, as in vLLM.
+    pub(crate) fn continuous_usage(self) -> bool {
+        self.include_usage() && self.continuous_usage_stats.unwrap_or(false)
+    }
+}
+
+/// Tokens of a request, all its choices together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Usage {
+    pub(crate) prompt_tokens: usize,
+    pub(crate) completion_tokens: usize,
+    pub(crate) total_tokens: usize,
+    pub(crate) prompt_tokens_details: PromptTokensDetails,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct PromptTokensDetails {
+    pub(crate) cached_tokens: usize,
+}
+
+impl Usage {
+    pub(crate) fn sum(parts: impl IntoIterator<Item = engine::Usage>) -> Self {
+        let mut all = Self::default();
+        for part in parts {
+            all.prompt_tokens += part.prompt_tokens;
+            all.completion_tokens += part.completion_tokens;
+            all.prompt_tokens_details.cached_tokens += part.cached_tokens;
+        }
+        all.total_tokens = all.prompt_tokens + all.completion_tokens;
+        all
+    }
+}
+
+/// `stop_reason` of a choice: the string, the token, or null.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub(crate) enum StopReasonOut {
+    Text(String),
+    Token(u32),
+}
+
+impl From<StopReason> for StopReasonOut {
+    fn from(reason: StopReason) -> Self {
+        match reason {
+            StopReason::Text(text) => Self::Text(text),
+            StopReason::Token(token) => Self::Token(token),
+        }
+    }
+}
+
+/// Log-probabilities as JSON can hold them: minus infinity becomes -9999.
+pub(crate) fn finite(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
+}
+
+/// `GET /v1/models`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ModelList<'a> {
+    pub(crate) object: &'static str,
+    pub(crate) data: Vec<ModelCard<'a>>,
+}
+
+/// One served model.
+#[derive(Debug, Serialize)]
+pub(crate) struct ModelCard<'a> {
+    pub(crate) id: &'a str,
+    pub(crate) object: &'static str,
+    pub(crate) created: u64,
+    pub(crate) owned_by: &'static str,
+    pub(crate) root: &'a str,
+    pub(crate) max_model_len: usize,
+}

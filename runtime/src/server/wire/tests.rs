@@ -1,0 +1,228 @@
+use serde_json::{Value, json};
+
+use super::{ChatRequest, CompletionLogprobs, CompletionRequest, Fields, TopLogprobs, Usage};
+use crate::{
+    engine::{self, Prompt},
+    server::error::ApiError,
+};
+
+fn completion(body: Value) -> Result<CompletionRequest, ApiError> {
+    CompletionRequest::parse(body.to_string().as_bytes())
+}
+
+fn chat(body: Value) -> Result<ChatRequest, ApiError> {
+    ChatRequest::parse(body.to_string().as_bytes())
+}
+
+fn refused<T>(parsed: Result<T, ApiError>) -> ApiError {
+    let error = parsed.err().expect("the body must be refused");
+    assert_eq!(error.status.as_u16(), 400);
+    error
+}
+
+#[test]
+fn a_prompt_is_a_string_strings_ids_or_arrays_of_ids() {
+    let prompts = |value: Value| completion(json!({"prompt": value})).expect("accepted").prompts;
+    assert_eq!(prompts(json!("a")), [Prompt::Text("a".into())]);
+    assert_eq!(prompts(json!(["a", "b"])), [Prompt::Text("a".into()), Prompt::Text("b".into())]);
+    assert_eq!(prompts(json!([1, 2])), [Prompt::Tokens(vec![1, 2])]);
+    assert_eq!(prompts(json!([[1], [2, 3]])), [Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])]);
+}
+
+#[test]
+fn spaces_inside_a_prompt_array_do_not_change_its_kind() {
+    let body = b"{\"prompt\" : [ \n [ 7 ] ] }";
+    assert_eq!(CompletionRequest::parse(body).expect("accepted").prompts, [Prompt::Tokens(vec![7])]);
+}
+
+#[test]
+fn a_bad_prompt_is_refused_by_name() {
+    for bad in [json!(5), json!({}), json!([]), json!([1, "a"]), json!([-1]), json!([1.5]), json!(null)] {
+        assert_eq!(refused(completion(json!({"prompt": bad}))).param.as_deref(), Some("prompt"), "{bad}");
+    }
+    assert_eq!(refused(completion(json!({}))).param.as_deref(), Some("prompt"));
+    let many: Vec<&str> = vec!["a"; 1025];
+    assert!(refused(completion(json!({"prompt": many}))).message.contains("1024"));
+}
+
+#[test]
+fn a_body_that_is_no_object_is_refused() {
+    for bad in ["", "[]", "{", "nonsense", "{\"prompt\":\"a\"} trailing"] {
+        assert!(CompletionRequest::parse(bad.as_bytes()).is_err(), "{bad}");
+    }
+    assert!(CompletionRequest::parse(b"{\"prompt\":\"\xff\"}").is_err());
+    let deep = format!("{{\"prompt\":{}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    assert!(CompletionRequest::parse(deep.as_bytes()).is_err());
+}
+
+#[test]
+fn an_error_names_the_field_of_the_wrong_type() {
+    for (field, value) in [
+        ("temperature", json!("hot")),
+        ("top_k", json!(1.5)),
+        ("seed", json!([])),
+        ("stop", json!(5)),
+        ("stream", json!("yes")),
+        ("stop_token_ids", json!([-1])),
+        ("max_tokens", json!(-1)),
+        ("logprobs", json!("many")),
+        ("model", json!(1)),
+    ] {
+        let error = refused(completion(json!({"prompt": "a", field: value})));
+        assert_eq!(error.param.as_deref(), Some(field), "{}", error.message);
+        assert!(error.message.starts_with(field), "{}", error.message);
+    }
+}
+
+#[test]
+fn null_is_as_good_as_absent() {
+    let body = json!({"prompt": "a", "temperature": null, "logprobs": null, "stop": null, "stream": null,
+                      "stream_options": null, "model": null, "max_tokens": null, "tools": null, "n": null});
+    let request = completion(body).expect("accepted");
+    assert_eq!(request.common.options.temperature, None);
+    assert_eq!(request.common.options.max_tokens, Some(16));
+}
+
+#[test]
+fn unknown_fields_are_tolerated() {
+    let body = json!({"prompt": "a", "user": "me", "cache_salt": "x", "something_new": {"deep": [1, 2]}});
+    assert!(completion(body).is_ok());
+}
+
+#[test]
+fn what_would_change_the_answer_and_is_not_done_is_refused_by_name() {
+    for (field, value) in [
+        ("n", json!(2)),
+        ("best_of", json!(3)),
+        ("tools", json!([{"type": "function"}])),
+        ("tool_choice", json!("required")),
+        ("response_format", json!({"type": "json_object"})),
+        ("guided_json", json!({"type": "object"})),
+        ("structured_outputs", json!({"regex": "a"})),
+        ("logit_bias", json!({"5": 1})),
+        ("presence_penalty", json!(0.5)),
+        ("frequency_penalty", json!(-0.5)),
+        ("repetition_penalty", json!(1.1)),
+        ("min_tokens", json!(5)),
+        ("bad_words", json!(["a"])),
+        ("tools", json!("x".repeat(1000))),
+    ] {
+        let error = refused(chat(json!({"messages": [{"role": "user", "content": "a"}], field: value})));
+        assert_eq!(error.param.as_deref(), Some(field), "{}", error.message);
+    }
+}
+
+#[test]
+fn neutral_values_of_refused_fields_pass() {
+    let body = json!({
+        "messages": [{"role": "user", "content": "a"}],
+        "n": 1, "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "logit_bias": {},
+        "presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0,
+        "use_beam_search": false, "bad_words": [], "suffix": "",
+    });
+    assert!(chat(body).is_ok());
+}
+
+#[test]
+fn content_is_a_string_or_parts() {
+    let request = chat(json!({"messages": [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": null},
+    ]}))
+    .expect("accepted");
+    let messages: Vec<_> = request.messages.iter().map(|m| (m.role.as_str(), m.content.as_str())).collect();
+    assert_eq!(messages, [("system", "be brief"), ("user", "a\nb"), ("assistant", "")]);
+}
+
+#[test]
+fn parts_that_are_no_text_and_unknown_roles_are_refused_with_their_place() {
+    let image = json!([{"type": "image_url", "image_url": {"url": "x"}}]);
+    for (message, param) in [
+        (json!({"role": "user", "content": image}), "messages[1].content"),
+        (json!({"role": "user"}), "messages[1].content"),
+        (json!({"role": "user", "content": [{"type": "text"}]}), "messages[1].content"),
+        (json!({"role": "robot", "content": "a"}), "messages[1].role"),
+        (json!({"role": "assistant", "tool_calls": [{}]}), "messages[1].tool_calls"),
+    ] {
+        let first = json!({"role": "user", "content": "a"});
+        assert_eq!(refused(chat(json!({"messages": [first, message]}))).param.as_deref(), Some(param));
+    }
+    assert_eq!(refused(chat(json!({"messages": []}))).param.as_deref(), Some("messages"));
+    assert_eq!(refused(chat(json!({}))).param.as_deref(), Some("messages"));
+}
+
+#[test]
+fn chats_take_either_name_of_the_token_limit_and_prefer_the_newer() {
+    let message = json!([{"role": "user", "content": "a"}]);
+    let limit = |body: Value| chat(body).expect("accepted").common.options.max_tokens;
+    assert_eq!(limit(json!({"messages": message})), None);
+    assert_eq!(limit(json!({"messages": message, "max_tokens": 5})), Some(5));
+    assert_eq!(limit(json!({"messages": message, "max_tokens": 5, "max_completion_tokens": 7})), Some(7));
+}
+
+#[test]
+fn top_logprobs_needs_logprobs() {
+    let with = |mut extra: Value| {
+        extra["messages"] = json!([{"role": "user", "content": "a"}]);
+        chat(extra)
+    };
+    assert_eq!(with(json!({"logprobs": true})).expect("accepted").common.options.logprobs, Some(0));
+    assert_eq!(
+        with(json!({"logprobs": true, "top_logprobs": 3})).expect("accepted").common.options.logprobs,
+        Some(3)
+    );
+    assert_eq!(refused(with(json!({"top_logprobs": 3}))).param.as_deref(), Some("top_logprobs"));
+    let many = json!({"logprobs": true, "top_logprobs": 21});
+    assert_eq!(refused(with(many)).param.as_deref(), Some("top_logprobs"));
+}
+
+#[test]
+fn echo_asks_for_prompt_logprobs_only_when_they_are_told_or_nothing_else_runs() {
+    let wanted = |body: Value| completion(body).expect("accepted").common.options.prompt_logprobs;
+    assert_eq!(wanted(json!({"prompt": "a", "echo": true, "logprobs": 1})), Some(1));
+    assert_eq!(wanted(json!({"prompt": "a", "echo": true})), None);
+    assert_eq!(wanted(json!({"prompt": "a", "echo": true, "max_tokens": 0})), Some(0));
+    assert_eq!(wanted(json!({"prompt": "a", "logprobs": 1})), None);
+}
+
+#[test]
+fn stream_options_need_a_stream() {
+    let error = refused(completion(json!({"prompt": "a", "stream_options": {"include_usage": true}})));
+    assert_eq!(error.param.as_deref(), Some("stream_options"));
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    let request =
+        completion(json!({"prompt": "a", "stream": true, "stream_options": options})).expect("accepted");
+    assert!(request.common.stream_options.continuous_usage());
+}
+
+#[test]
+fn usage_adds_up_over_choices() {
+    let part = engine::Usage { prompt_tokens: 3, completion_tokens: 4, cached_tokens: 1 };
+    let json = serde_json::to_value(Usage::sum([part, part])).expect("serialises");
+    let expected = json!({"prompt_tokens": 6, "completion_tokens": 8, "total_tokens": 14,
+                          "prompt_tokens_details": {"cached_tokens": 2}});
+    assert_eq!(json, expected);
+}
+
+#[test]
+fn equal_texts_among_the_best_keep_the_likelier_and_the_order() {
+    let mut top = TopLogprobs::default();
+    top.insert("\u{fffd}".into(), -2.0);
+    top.insert("a".into(), -1.5);
+    top.insert("\u{fffd}".into(), -1.0);
+    let logprobs = CompletionLogprobs {
+        tokens: vec!["\u{fffd}".into()],
+        token_logprobs: vec![Some(-2.0)],
+        top_logprobs: vec![None, Some(top)],
+        text_offset: vec![0],
+    };
+    let text = serde_json::to_string(&logprobs).expect("serialises");
+    assert!(text.contains("\"top_logprobs\":[null,{\"\u{fffd}\":-1.0,\"a\":-1.5}]"), "{text}");
+}
+
+#[test]
+fn of_repeated_fields_the_last_one_counts() {
+    let fields = Fields::parse(b"{\"seed\": 1, \"seed\": 2}").expect("an object");
+    assert_eq!(fields.get::<i64>("seed").expect("a number"), Some(2));
+}

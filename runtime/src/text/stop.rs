@@ -1,0 +1,133 @@
+//! Stop strings in streamed text.
+//!
+//! A stream ends at the first moment, byte by byte, at which some stop string is complete. Where several are
+//! complete at that moment, the one that began earliest (the longest) is named, so that the text before it
+//! holds no part of any. How the text is cut into pushes does not matter.
+
+#[cfg(test)]
+mod tests;
+
+use super::error::TextError;
+
+/// What a push made certain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StopPush {
+    /// Text that no stop string can take back; often less than was pushed.
+    Emit(String),
+    /// A stop string is complete: the last text of the stream. What was pushed after it is dropped.
+    Stopped {
+        /// Text before the stop string, and the stop string itself where it is to be included.
+        text: String,
+        /// The stop string.
+        matched: String,
+    },
+}
+
+/// Looks for stop strings in one stream, holding back only what may still become one.
+pub struct StopMatcher {
+    needles: Vec<Needle>,
+    include_stop: bool,
+    /// Text not yet emitted: the longest end of the text so far that begins a stop string.
+    held: String,
+    stopped: bool,
+}
+
+/// Knuth, Morris and Pratt's automaton of one stop string.
+struct Needle {
+    text: String,
+    /// `fallback[i]`: length of the longest proper beginning of `text[..=i]` that is also its end.
+    fallback: Vec<usize>,
+    /// How many of its bytes end the text so far.
+    matched: usize,
+}
+
+impl StopMatcher {
+    /// A matcher for these strings. `include_stop` leaves the matched string in the text.
+    pub fn new<S: Into<String>>(
+        stops: impl IntoIterator<Item = S>,
+        include_stop: bool,
+    ) -> Result<StopMatcher, TextError> {
+        let needles =
+            stops.into_iter().map(|stop| Needle::new(stop.into())).collect::<Result<Vec<_>, _>>()?;
+        Ok(StopMatcher { needles, include_stop, held: String::new(), stopped: false })
+    }
+
+    /// Adds text.
+    pub fn push(&mut self, text: &str) -> StopPush {
+        if self.stopped {
+            return StopPush::Emit(String::new());
+        }
+        if self.needles.is_empty() {
+            return StopPush::Emit(text.to_owned());
+        }
+        let already = self.held.len();
+        self.held.push_str(text);
+        for (offset, byte) in text.bytes().enumerate() {
+            let complete = self.needles.iter_mut().filter_map(|needle| needle.step(byte)).max();
+            if let Some(length) = complete {
+                return self.stop_at(already + offset + 1, length);
+            }
+        }
+        let open = self.needles.iter().map(|needle| needle.matched).max().unwrap_or(0);
+        // A stop string begins with a whole character, so this is never inside one.
+        let kept = self.held.split_off(self.held.len() - open);
+        StopPush::Emit(std::mem::replace(&mut self.held, kept))
+    }
+
+    /// Adds text in which no stop string counts (before a minimum length is reached), and returns all that
+    /// was held.
+    pub fn pass(&mut self, text: &str) -> String {
+        if self.stopped {
+            return String::new();
+        }
+        self.needles.iter_mut().for_each(|needle| needle.matched = 0);
+        let mut all = std::mem::take(&mut self.held);
+        all.push_str(text);
+        all
+    }
+
+    /// Ends the stream: what was held back can no longer become a stop string.
+    pub fn flush(&mut self) -> String {
+        self.pass("")
+    }
+
+    fn stop_at(&mut self, end: usize, length: usize) -> StopPush {
+        self.stopped = true;
+        let mut text = std::mem::take(&mut self.held);
+        text.truncate(end);
+        let matched = text[end - length..].to_owned();
+        if !self.include_stop {
+            text.truncate(end - length);
+        }
+        StopPush::Stopped { text, matched }
+    }
+}
+
+impl Needle {
+    fn new(text: String) -> Result<Needle, TextError> {
+        if text.is_empty() {
+            return Err(TextError::EmptyStop);
+        }
+        let bytes = text.as_bytes();
+        let mut fallback = vec![0; bytes.len()];
+        let mut length = 0;
+        for at in 1..bytes.len() {
+            while length > 0 && bytes[at] != bytes[length] {
+                length = fallback[length - 1];
+            }
+            length += usize::from(bytes[at] == bytes[length]);
+            fallback[at] = length;
+        }
+        Ok(Needle { text, fallback, matched: 0 })
+    }
+
+    /// Takes a byte; the needle's length once it is complete. Not to be called after that.
+    fn step(&mut self, byte: u8) -> Option<usize> {
+        let bytes = self.text.as_bytes();
+        while self.matched > 0 && byte != bytes[self.matched] {
+            self.matched = self.fallback[self.matched - 1];
+        }
+        self.matched += usize::from(byte == bytes[self.matched]);
+        (self.matched == bytes.len()).then_some(bytes.len())
+    }
+}

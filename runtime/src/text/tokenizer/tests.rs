@@ -1,0 +1,193 @@
+use std::{collections::HashMap, path::Path, sync::Arc, time::Instant};
+
+use consort_parallel::checkpoint::Checkpoint;
+
+use super::{
+    Tokenizer, gguf,
+    testing::{plain, types},
+};
+use crate::text::{
+    TextError,
+    testing::{VocabularyFixture, corpus, sentencepiece, small_tokenizer, smollm2, vocabulary},
+};
+
+#[test]
+fn every_pre_tokenizer_gives_the_ids_of_hugging_faces_own() {
+    let expected: HashMap<String, Vec<Vec<u32>>> =
+        serde_json::from_str(include_str!("../../../fixtures/tokenizer/ids.json")).unwrap();
+    assert_eq!(expected.len(), 5);
+    for (pre, ids) in expected {
+        let tokenizer = small_tokenizer(&pre);
+        for (text, ids) in corpus().iter().zip(ids) {
+            assert_eq!(tokenizer.encode(text, false).unwrap(), ids, "{pre}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn decoding_gives_back_every_text_that_encoding_keeps() {
+    let tokenizer = small_tokenizer("smollm");
+    for text in corpus() {
+        assert_eq!(tokenizer.decode(&tokenizer.encode(&text, false).unwrap(), false), text);
+    }
+}
+
+#[test]
+fn smollm2_from_its_gguf_file_gives_the_ids_of_its_own_tokenizer() {
+    let Some(path) = smollm2() else { return };
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let tokenizer = Arc::new(Tokenizer::from_checkpoint(&checkpoint).unwrap());
+    let expected: Vec<Vec<u32>> =
+        serde_json::from_str(include_str!("../../../fixtures/tokenizer/smollm2.json")).unwrap();
+    for (text, ids) in corpus().iter().zip(expected) {
+        assert_eq!(tokenizer.encode(text, false).unwrap(), ids, "{text:?}");
+        assert_eq!(tokenizer.encode(text, true).unwrap(), ids, "SmolLM2 adds no special tokens");
+        assert_eq!(tokenizer.decode(&ids, false), *text);
+    }
+    assert_eq!(tokenizer.vocab_size(), 49152);
+    assert_eq!(tokenizer.bos_token(), Some("<|im_start|>"));
+    assert_eq!(tokenizer.eos_token(), Some("<|im_end|>"));
+}
+
+#[test]
+fn special_tokens_are_parsed_inside_text_and_left_out_of_answers() {
+    let tokenizer = small_tokenizer("smollm");
+    let ids = tokenizer.encode("<|im_start|>a<|im_end|>", false).unwrap();
+    assert_eq!((ids[0], *ids.last().unwrap()), (1, 2));
+    assert!(tokenizer.is_special(1) && !tokenizer.is_special(ids[1]));
+    assert_eq!(tokenizer.decode(&ids, true), "a");
+    assert_eq!(tokenizer.decode(&ids, false), "<|im_start|>a<|im_end|>");
+}
+
+#[test]
+fn tokens_are_known_by_piece_text_and_bytes() {
+    let tokenizer = small_tokenizer("smollm");
+    let the = tokenizer.id_of("Ġthe").unwrap();
+    assert_eq!(tokenizer.piece(the).as_deref(), Some("Ġthe"));
+    assert_eq!(tokenizer.token_text(the), " the");
+    let half = tokenizer.encode("é", false).unwrap();
+    let bytes: Vec<u8> = half.iter().flat_map(|&id| tokenizer.token_bytes(id)).copied().collect();
+    assert_eq!(bytes, "é".as_bytes());
+    assert_eq!(tokenizer.token_bytes(u32::MAX), b"");
+    assert_eq!(tokenizer.decode(&[u32::MAX, the], false), " the", "unknown ids are left out");
+    assert_eq!(tokenizer.vocab_size(), 2273);
+}
+
+#[test]
+fn a_text_gets_its_first_and_last_token_where_the_metadata_asks_for_them() {
+    let fixture = vocabulary();
+    let token_types = types(&fixture);
+    let encode = |pre: &str, add_bos, add_eos| {
+        let vocabulary = gguf::Vocabulary { add_bos, add_eos, ..plain(&fixture, &token_types, pre) };
+        let tokenizer = vocabulary.build(Path::new("test.gguf")).unwrap();
+        assert_eq!(tokenizer.encode("!", false).unwrap(), [17], "only when asked");
+        tokenizer.encode("!", true).unwrap()
+    };
+    assert_eq!(encode("smollm", None, None), [17]);
+    assert_eq!(encode("smollm", Some(true), Some(true)), [1, 17, 2]);
+    assert_eq!(encode("llama-bpe", None, None), [1, 17], "Llama 3 conversions imply it");
+    assert_eq!(encode("llama-bpe", Some(false), None), [17]);
+}
+
+#[test]
+fn an_unknown_pre_tokenizer_is_refused_with_the_known_ones() {
+    let error = gguf::pre_tokenizer(Some("tekken"), Path::new("m.gguf")).unwrap_err().to_string();
+    assert!(error.starts_with("m.gguf: tokenizer.ggml.pre is `tekken`"), "{error}");
+    assert!(["smollm", "default", "llama-bpe", "qwen2"].iter().all(|name| error.contains(name)), "{error}");
+}
+
+#[test]
+fn vocabularies_that_contradict_themselves_are_refused() {
+    let mut fixture = vocabulary();
+    let token_types = types(&fixture);
+    let refused = |fixture: &VocabularyFixture, types: &[i32]| {
+        let result = plain(fixture, types, "smollm").build(Path::new("m.gguf"));
+        assert!(matches!(result, Err(TextError::BadVocabulary { .. })), "{result:?}");
+    };
+    refused(&fixture, &token_types[1..]);
+    fixture.merges.push("no-space".to_owned());
+    refused(&fixture, &token_types);
+    fixture.merges.pop();
+    fixture.merges.push("zz qqqq".to_owned());
+    refused(&fixture, &token_types);
+    fixture.merges.clear();
+    fixture.tokens.clear();
+    refused(&fixture, &[]);
+}
+
+#[test]
+fn a_folders_tokenizer_json_reads_like_the_original() {
+    let original = small_tokenizer("qwen2");
+    let folder = tempfile::tempdir().unwrap();
+    let mut trained = original.inner.clone();
+    trained
+        .with_truncation(Some(tokenizers::TruncationParams { max_length: 2, ..Default::default() }))
+        .unwrap();
+    trained.save(folder.path().join("tokenizer.json"), false).unwrap();
+    let config = r#"{"bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>", "other": 1}"#;
+    std::fs::write(folder.path().join("tokenizer_config.json"), config).unwrap();
+    let read = Tokenizer::from_folder(folder.path()).unwrap();
+    for text in corpus() {
+        let ids = original.encode(&text, false).unwrap();
+        assert_eq!(read.encode(&text, false).unwrap(), ids, "nothing is cut: {text:?}");
+    }
+    assert_eq!((read.bos_token(), read.eos_token()), (Some("<|im_start|>"), Some("<|im_end|>")));
+}
+
+#[test]
+fn a_folder_without_a_readable_tokenizer_says_what_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = Tokenizer::from_folder(folder.path()).unwrap_err();
+    assert!(matches!(error, TextError::NoTokenizer { .. }), "{error}");
+    std::fs::write(folder.path().join("tokenizer.json"), "{").unwrap();
+    let error = Tokenizer::from_folder(folder.path()).unwrap_err();
+    assert!(matches!(error, TextError::Malformed { .. }), "{error}");
+}
+
+#[test]
+fn a_decoder_that_cannot_stream_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut inner = small_tokenizer("smollm").inner.clone();
+    inner.with_decoder(Some(tokenizers::decoders::wordpiece::WordPiece::default()));
+    inner.save(folder.path().join("tokenizer.json"), false).unwrap();
+    let error = Tokenizer::from_folder(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("decoder `WordPiece` is not supported"), "{error}");
+}
+
+#[test]
+fn an_absurd_token_id_does_not_become_an_absurd_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let json =
+        r#"{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 4000000000}, "unk_token": "a"}}"#;
+    std::fs::write(folder.path().join("tokenizer.json"), json).unwrap();
+    let error = Tokenizer::from_folder(folder.path()).unwrap_err();
+    assert!(matches!(error, TextError::BadVocabulary { .. }), "{error}");
+}
+
+#[test]
+fn sentencepiece_marks_bytes_and_leading_space_decode_as_in_hugging_face() {
+    let tokenizer = sentencepiece();
+    for ids in [&[3, 4, 5][..], &[1, 3, 4], &[6, 7, 8, 5], &[2, 2, 3], &[9, 3], &[2], &[]] {
+        for skip in [false, true] {
+            assert_eq!(
+                tokenizer.decode(ids, skip),
+                tokenizer.inner.decode(ids, skip).unwrap(),
+                "{ids:?} {skip}"
+            );
+        }
+    }
+    assert_eq!(tokenizer.decode(&[1, 3, 6, 7, 8], true), "Hello€");
+    assert_eq!(tokenizer.token_text(4), " world");
+    assert!(!tokenizer.is_special(9), "added, but text");
+}
+
+#[test]
+fn long_texts_without_a_place_to_split_do_not_stall() {
+    let tokenizer = small_tokenizer("smollm");
+    for text in [" ".repeat(400_000), "a".repeat(400_000), "\u{301}".repeat(100_000), "1 ".repeat(100_000)] {
+        let begun = Instant::now();
+        let ids = tokenizer.encode(&text, false).unwrap();
+        assert!(begun.elapsed().as_secs() < 20, "{:?} for {:?}...", begun.elapsed(), &text[..4]);
+        assert_eq!(tokenizer.decode(&ids, false), text);
+    }
+}

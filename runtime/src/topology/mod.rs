@@ -1,0 +1,327 @@
+//! What to run where: TOML, environment and command line, checked into one value.
+//!
+//! Precedence is command line > environment (`CONSORT_SECTION__KEY`) > file > default. The file is read
+//! strictly: unknown keys and wrong types are errors with a place. All violations are reported together.
+//!
+//! ```toml
+//! [model]
+//! path = "models/SmolLM2-135M-Instruct.Q4_1.gguf"   # folder or GGUF file; relative to this file
+//! dtype = "bfloat16"
+//! [parallel]
+//! tensor_parallel_size = 3
+//! [[node]]
+//! devices = ["cpu", "cpu", "cpu"]
+//! [cache]
+//! kv_cache_memory_bytes = "512MiB"                  # over all ranks
+//! [server]
+//! listen = "127.0.0.1:8000"
+//! ```
+//!
+//! Two types, raw and validated: [`Topology`] cannot hold a value that breaks a rule. Nothing here opens a
+//! model.
+
+mod builder;
+mod env;
+mod error;
+mod overrides;
+mod parse;
+mod raw;
+#[cfg(test)]
+mod tests;
+mod units;
+mod validate;
+mod write;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+pub use self::{
+    builder::TopologyBuilder,
+    env::Environment,
+    error::{TopologyError, Violation},
+    overrides::Overrides,
+};
+use self::{
+    error::Violations,
+    raw::{Origin, RawTopology, Sourced},
+};
+
+/// Number format of weights and matrix inputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DType {
+    /// BF16 weights and matrix inputs, f32 sums.
+    #[default]
+    BFloat16,
+    /// f32 throughout: for truth, not for speed.
+    Float32,
+    /// What the checkpoint stores: f32 for f32 checkpoints, BF16 for all others.
+    Auto,
+}
+
+impl DType {
+    /// The name that topologies use.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::BFloat16 => "bfloat16",
+            DType::Float32 => "float32",
+            DType::Auto => "auto",
+        }
+    }
+}
+
+/// A device of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeviceSpec {
+    /// The host's processor; a number names a share of it and has no meaning beyond telling ranks apart.
+    Cpu(Option<u16>),
+}
+
+impl fmt::Display for DeviceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceSpec::Cpu(None) => f.write_str("cpu"),
+            DeviceSpec::Cpu(Some(index)) => write!(f, "cpu:{index}"),
+        }
+    }
+}
+
+/// Where the server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenAddress {
+    host: String,
+    port: u16,
+}
+
+impl ListenAddress {
+    /// Host name or address, IPv6 without brackets.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Port; 0 takes a free one.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// A key that requests must bring. Never shown by `Debug`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ApiKey(String);
+
+impl ApiKey {
+    /// The key itself.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ApiKey(..)")
+    }
+}
+
+/// A validated description of one engine and its server.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Topology {
+    model_path: PathBuf,
+    dtype: DType,
+    max_model_len: Option<usize>,
+    served_model_name: String,
+    devices: Vec<DeviceSpec>,
+    weights: Option<Vec<f64>>,
+    threads_per_rank: Option<usize>,
+    block_size: usize,
+    kv_cache_memory_bytes: Option<u64>,
+    gpu_memory_utilization: f64,
+    max_num_seqs: usize,
+    max_num_batched_tokens: usize,
+    max_waiting_requests: usize,
+    listen: ListenAddress,
+    api_key_env: Option<String>,
+    api_key: Option<ApiKey>,
+    max_body_bytes: usize,
+}
+
+impl Topology {
+    /// Reads a topology file, under the process's environment and these overrides.
+    pub fn load(path: &Path, overrides: &Overrides) -> Result<Topology, TopologyError> {
+        Topology::load_with(path, overrides, &Environment::of_process())
+    }
+
+    /// [`load`](Self::load) with an environment of the caller's.
+    pub fn load_with(
+        path: &Path,
+        overrides: &Overrides,
+        environment: &Environment,
+    ) -> Result<Topology, TopologyError> {
+        let text = parse::read(path)?;
+        let folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
+        Topology::from_text(&text, &path.display().to_string(), folder, overrides, environment)
+    }
+
+    /// A topology given as text, under the process's environment and these overrides. Relative paths resolve
+    /// against the current directory.
+    pub fn from_toml_str(text: &str, overrides: &Overrides) -> Result<Topology, TopologyError> {
+        Topology::from_toml_str_with(text, overrides, &Environment::of_process())
+    }
+
+    /// [`from_toml_str`](Self::from_toml_str) with an environment of the caller's.
+    pub fn from_toml_str_with(
+        text: &str,
+        overrides: &Overrides,
+        environment: &Environment,
+    ) -> Result<Topology, TopologyError> {
+        Topology::from_text(text, "topology", PathBuf::new(), overrides, environment)
+    }
+
+    /// A model and defaults for everything else, under the process's environment and these overrides.
+    pub fn from_model(model: &Path, overrides: &Overrides) -> Result<Topology, TopologyError> {
+        Topology::from_model_with(model, overrides, &Environment::of_process())
+    }
+
+    /// [`from_model`](Self::from_model) with an environment of the caller's.
+    pub fn from_model_with(
+        model: &Path,
+        overrides: &Overrides,
+        environment: &Environment,
+    ) -> Result<Topology, TopologyError> {
+        let mut raw = RawTopology::default();
+        let mut violations = Violations::default();
+        overrides::apply(&mut raw, overrides, environment, &mut violations);
+        // The model was named in so many words, so an environment variable does not replace it;
+        // `overrides.model` does.
+        if overrides.model.is_none() {
+            let name = model.to_string_lossy().into_owned();
+            raw.model.path =
+                Some(Sourced { value: name, origin: Origin::Given("the model argument".to_owned()) });
+        }
+        validate::validate(raw, Path::new(""), environment, violations)
+    }
+
+    /// Starts a topology in code.
+    pub fn builder(model: impl Into<PathBuf>) -> TopologyBuilder {
+        TopologyBuilder::new(model.into())
+    }
+
+    fn from_text(
+        text: &str,
+        name: &str,
+        folder: PathBuf,
+        overrides: &Overrides,
+        environment: &Environment,
+    ) -> Result<Topology, TopologyError> {
+        let mut violations = Violations::of_file(name, text);
+        let Some(mut raw) = parse::parse(text, &mut violations) else { return Err(violations.into_error()) };
+        overrides::apply(&mut raw, overrides, environment, &mut violations);
+        validate::validate(raw, &folder, environment, violations)
+    }
+
+    /// Folder or GGUF file of the model; it existed when the topology was checked.
+    pub fn model_path(&self) -> &Path {
+        &self.model_path
+    }
+
+    /// Number format to compute in.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Longest sequence in tokens; the model's own limit where absent.
+    pub fn max_model_len(&self) -> Option<usize> {
+        self.max_model_len
+    }
+
+    /// Name that clients use; the file's or folder's name unless given.
+    pub fn served_model_name(&self) -> &str {
+        &self.served_model_name
+    }
+
+    /// Ranks that the model is split over: one per device.
+    pub fn tensor_parallel_size(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// Device of each rank, in rank order.
+    pub fn devices(&self) -> &[DeviceSpec] {
+        &self.devices
+    }
+
+    /// Relative share of each rank, where shares are not to be equal; as many as ranks.
+    pub fn weights(&self) -> Option<&[f64]> {
+        self.weights.as_deref()
+    }
+
+    /// Compute threads of each rank; the engine divides the cores where absent.
+    pub fn threads_per_rank(&self) -> Option<usize> {
+        self.threads_per_rank
+    }
+
+    /// Tokens of one KV block.
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// Memory for keys and values over all ranks; the engine chooses where absent.
+    pub fn kv_cache_memory_bytes(&self) -> Option<u64> {
+        self.kv_cache_memory_bytes
+    }
+
+    /// Part of a GPU's memory that may be used. Without effect on CPUs.
+    pub fn gpu_memory_utilization(&self) -> f64 {
+        self.gpu_memory_utilization
+    }
+
+    /// Sequences that run at a time, at most.
+    pub fn max_num_seqs(&self) -> usize {
+        self.max_num_seqs
+    }
+
+    /// Tokens of one step, at most.
+    pub fn max_num_batched_tokens(&self) -> usize {
+        self.max_num_batched_tokens
+    }
+
+    /// Requests that may wait before further ones are refused.
+    pub fn max_waiting_requests(&self) -> usize {
+        self.max_waiting_requests
+    }
+
+    /// Where the server listens.
+    pub fn listen(&self) -> &ListenAddress {
+        &self.listen
+    }
+
+    /// Name of the environment variable that holds the API key.
+    pub fn api_key_env(&self) -> Option<&str> {
+        self.api_key_env.as_deref()
+    }
+
+    /// Key that requests to `/v1/*` must bring, where one is configured.
+    pub fn api_key(&self) -> Option<&ApiKey> {
+        self.api_key.as_ref()
+    }
+
+    /// Largest request body in bytes.
+    pub fn max_body_bytes(&self) -> usize {
+        self.max_body_bytes
+    }
+
+    /// The settled values as a topology file; the API key is named, never written.
+    pub fn to_toml(&self) -> String {
+        write::to_toml(self)
+    }
+}

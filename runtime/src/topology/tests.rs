@@ -1,0 +1,508 @@
+use std::{fs, path::Path};
+
+use super::{DType, DeviceSpec, Environment, Overrides, Topology, TopologyError};
+
+/// A folder with a model file, and the topologies of a test.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Place {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("tiny.gguf"), "GGUF").unwrap();
+        Place(folder)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn write(&self, text: &str) -> std::path::PathBuf {
+        let path = self.path().join("three.toml");
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn load(&self, text: &str) -> Result<Topology, TopologyError> {
+        Topology::load_with(&self.write(text), &Overrides::default(), &Environment::empty())
+    }
+
+    /// The file under these environment variables and overrides.
+    fn layered(
+        &self,
+        text: &str,
+        variables: &[(&str, &str)],
+        overrides: &Overrides,
+    ) -> Result<Topology, TopologyError> {
+        Topology::load_with(&self.write(text), overrides, &variables.iter().copied().collect())
+    }
+
+    fn refused(&self, text: &str) -> Vec<String> {
+        lines(&self.load(text).unwrap_err(), self)
+    }
+}
+
+/// Violations without excerpts, and without the folder's name.
+fn lines(error: &TopologyError, place: &Place) -> Vec<String> {
+    let folder = format!("{}/", place.path().display());
+    let line = |violation: &super::Violation| {
+        let whole = violation.to_string().replace(&folder, "");
+        whole.lines().next().unwrap().to_owned()
+    };
+    error.violations().iter().map(line).collect()
+}
+
+const MODEL: &str = "[model]\npath = \"tiny.gguf\"\n";
+
+#[test]
+fn a_model_alone_gets_the_documented_defaults() {
+    let place = Place::new();
+    let topology = place.load(MODEL).unwrap();
+    assert_eq!(topology.model_path(), place.path().join("tiny.gguf"));
+    assert_eq!(topology.served_model_name(), "tiny");
+    assert_eq!(topology.dtype(), DType::BFloat16);
+    assert_eq!((topology.tensor_parallel_size(), topology.devices()), (1, &[DeviceSpec::Cpu(None)][..]));
+    assert_eq!((topology.max_num_seqs(), topology.max_num_batched_tokens()), (256, 512));
+    assert_eq!((topology.max_waiting_requests(), topology.block_size()), (1024, 16));
+    assert_eq!((topology.max_model_len(), topology.kv_cache_memory_bytes()), (None, None));
+    assert_eq!((topology.weights(), topology.threads_per_rank()), (None, None));
+    assert_eq!(topology.listen().to_string(), "127.0.0.1:8000");
+    assert_eq!(topology.max_body_bytes(), 16 << 20);
+    assert!(topology.api_key().is_none());
+}
+
+#[test]
+fn every_key_is_read() {
+    let place = Place::new();
+    let text = r#"
+        [model]
+        path = "tiny.gguf"
+        dtype = "float32"
+        max_model_len = 2048
+        served_model_name = "org/name"
+        [parallel]
+        tensor_parallel_size = 3
+        data_parallel_size = 1
+        weights = [2, 1.5, 1]
+        threads_per_rank = 2
+        [[node]]
+        host = "localhost:7070"
+        devices = ["cpu", "cpu:1"]
+        [[node]]
+        devices = ["cpu:2"]
+        [cache]
+        block_size = 32
+        kv_cache_memory_bytes = "512MiB"
+        gpu_memory_utilization = 0.5
+        [scheduler]
+        max_num_seqs = 8
+        max_num_batched_tokens = 64
+        max_waiting_requests = 4
+        [server]
+        listen = "[::1]:0"
+        api_key_env = "KEY"
+        max_body_bytes = 1000
+    "#;
+    let topology = place.layered(text, &[("KEY", "secret")], &Overrides::default()).unwrap();
+    assert_eq!(topology.dtype(), DType::Float32);
+    assert_eq!(topology.max_model_len(), Some(2048));
+    assert_eq!(topology.served_model_name(), "org/name");
+    let cpu = |index| DeviceSpec::Cpu(index);
+    assert_eq!(topology.devices(), [cpu(None), cpu(Some(1)), cpu(Some(2))]);
+    assert_eq!(topology.weights(), Some(&[2.0, 1.5, 1.0][..]));
+    assert_eq!(topology.threads_per_rank(), Some(2));
+    assert_eq!((topology.block_size(), topology.kv_cache_memory_bytes()), (32, Some(512 << 20)));
+    assert_eq!(topology.gpu_memory_utilization(), 0.5);
+    assert_eq!((topology.max_num_seqs(), topology.max_num_batched_tokens()), (8, 64));
+    assert_eq!((topology.listen().host(), topology.listen().port()), ("::1", 0));
+    assert_eq!(topology.api_key().unwrap().reveal(), "secret");
+    assert!(!format!("{topology:?}").contains("secret"));
+    assert_eq!(topology.max_body_bytes(), 1000);
+}
+
+#[test]
+fn command_line_beats_environment_beats_file() {
+    let place = Place::new();
+    let text = format!("{MODEL}dtype = \"float32\"\nmax_model_len = 100\n[scheduler]\nmax_num_seqs = 1\n");
+    let variables = [
+        ("CONSORT_MODEL__MAX_MODEL_LEN", "200"),
+        ("CONSORT_SCHEDULER__MAX_NUM_SEQS", "2"),
+        ("CONSORT_SERVER__LISTEN", "0.0.0.0:9000"),
+        ("CONSORT_PARALLEL__WEIGHTS", "[1, 2]"),
+        ("CONSORT_CACHE__KV_CACHE_MEMORY_BYTES", "1.5GiB"),
+        ("CONSORT_MODEL__DTYPE", ""),
+        ("CONSORT_API_KEY", "not a setting"),
+        ("OTHER__KEY", "nor this"),
+    ];
+    let overrides = Overrides {
+        max_num_seqs: Some(3),
+        tensor_parallel_size: Some(2),
+        port: Some(9001),
+        ..Overrides::default()
+    };
+    let topology = place.layered(&text, &variables, &overrides).unwrap();
+    assert_eq!(topology.dtype(), DType::Float32, "from the file; an empty variable is unset");
+    assert_eq!(topology.max_model_len(), Some(200), "from the environment");
+    assert_eq!(topology.max_num_seqs(), 3, "from the command line");
+    assert_eq!(topology.listen().to_string(), "0.0.0.0:9001", "host and port from two layers");
+    assert_eq!((topology.tensor_parallel_size(), topology.weights()), (2, Some(&[1.0, 2.0][..])));
+    assert_eq!(topology.kv_cache_memory_bytes(), Some(3 << 29));
+}
+
+#[test]
+fn all_violations_come_together_each_with_its_place() {
+    let place = Place::new();
+    let text = r#"[model]
+path = "tiny.gguf"
+dtype = "fp8"
+max_model_len = -1
+[parallel]
+tensor_parallel_size = 2
+data_parallel_size = 2
+weights = [1, 0, 1]
+[[node]]
+devices = ["cuda:0", "cpu", "tpu"]
+host = "gpu-box:7070"
+[cache]
+block_size = 24
+kv_cache_memory_bytes = "lots"
+gpu_memory_utilization = 1.5
+[scheduler]
+max_num_seqs = 100
+max_num_batched_tokens = 50
+[server]
+listen = "8000"
+api_key_env = "UNSET"
+max_body_bytes = 0
+"#;
+    let found = place.refused(text);
+    let expected = [
+        "three.toml:3:9: model.dtype: \"fp8\" is no dtype",
+        "three.toml:4:17: model.max_model_len: -1 is out of range",
+        "three.toml:6:24: parallel.tensor_parallel_size: 2 ranks, but [[node]] lists 3 devices",
+        "three.toml:7:22: parallel.data_parallel_size: 2 replicas",
+        "three.toml:8:11: parallel.weights: 0 is no share of a model",
+        "three.toml:10:12: node[0].devices: \"cuda:0\" is a GPU, and this build has no CUDA backend yet",
+        "three.toml:10:29: node[0].devices: \"tpu\" is no device",
+        "three.toml:11:8: node[0].host: \"gpu-box:7070\" is another machine",
+        "three.toml:13:14: cache.block_size: 24 is not a multiple of 16",
+        "three.toml:14:25: cache.kv_cache_memory_bytes: \"lots\" is no amount",
+        "three.toml:15:26: cache.gpu_memory_utilization: 1.5",
+        "three.toml:18:26: scheduler.max_num_batched_tokens: 50 tokens a step cannot carry max_num_seqs",
+        "three.toml:20:10: server.listen: \"8000\" is no address",
+        "three.toml:21:15: server.api_key_env: the environment variable UNSET is unset",
+        "three.toml:22:18: server.max_body_bytes: it is 0",
+    ];
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!(found.starts_with(expected), "{found}\nis not\n{expected}");
+        assert!(found.contains("; "), "says what to do: {found}");
+    }
+}
+
+#[test]
+fn unknown_keys_and_wrong_types_are_all_found_beside_broken_rules() {
+    let place = Place::new();
+    let text = r#"modle = 1
+[model]
+path = "tiny.gguf"
+max_model_len = "long"
+[parallel]
+tensor_paralel_size = 3
+weights = [1, "two"]
+threads_per_rank = 0
+[[node]]
+devices = ["cpu", 3]
+gpus = 2
+[cache]
+kv_cache_memory_bytes = true
+[server]
+host = "0.0.0.0"
+"#;
+    let found = place.refused(text);
+    let expected = [
+        "three.toml:1:1: modle: unknown field `modle`, expected one of `model`",
+        "three.toml:4:17: model.max_model_len: invalid type: string \"long\", expected i64",
+        "three.toml:6:1: parallel.tensor_paralel_size: unknown field `tensor_paralel_size`",
+        "three.toml:7:15: parallel.weights: invalid type: string \"two\", expected f64",
+        "three.toml:8:20: parallel.threads_per_rank: 0 is out of range",
+        "three.toml:10:19: node[0].devices: invalid type: integer `3`, expected a string",
+        "three.toml:11:1: node[0].gpus: unknown field `gpus`, expected `host` or `devices`",
+        "three.toml:13:25: cache.kv_cache_memory_bytes: a number of bytes, or text with a unit",
+        "three.toml:15:1: server.host: unknown field `host`, expected one of `listen`",
+    ];
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!(found.starts_with(expected), "{found}\nis not\n{expected}");
+    }
+}
+
+#[test]
+fn sections_of_the_wrong_shape_are_refused_by_name() {
+    let place = Place::new();
+    let found = place.refused("server = 3\nnode = { devices = [\"cpu\"] }\n[model]\npath = \"tiny.gguf\"\n");
+    assert_eq!(found.len(), 2, "{found:#?}");
+    assert!(
+        found.iter().any(|line| line.contains("server: invalid type: integer `3`, expected a table")),
+        "{found:#?}"
+    );
+    assert!(found.iter().any(|line| line.contains("node: invalid type: map")), "{found:#?}");
+}
+
+#[test]
+fn broken_toml_is_shown_with_a_caret() {
+    let place = Place::new();
+    let text = place.load("[model]\npath = \"tiny.gguf\ndtype = 1\n").unwrap_err().to_string();
+    assert!(text.contains("three.toml:2:"), "{text}");
+    assert!(text.contains("  2 | path = \"tiny.gguf\n") && text.contains('^'), "{text}");
+}
+
+#[test]
+fn an_excerpt_marks_the_value() {
+    let place = Place::new();
+    let text = place.load("[model]\n\tpath = \"tiny.gguf\"\n\tdtype = \"fp8\"\n").unwrap_err().to_string();
+    assert!(text.contains("  3 | \tdtype = \"fp8\"\n    | \t        ^^^^^"), "{text}");
+    assert!(text.starts_with("the topology has 1 problem:\n"), "{text}");
+}
+
+#[test]
+fn values_outside_the_file_are_named_by_variable_or_flag() {
+    let place = Place::new();
+    let variables = [
+        ("CONSORT_SCHEDULER__MAX_NUM_SEQS", "many"),
+        ("CONSORT_SERVER__LISEN", "x"),
+        ("CONSORT_CACHE__BLOCK_SIZE", "17"),
+        ("CONSORT_PARALLEL__WEIGHTS", "a,b"),
+    ];
+    let overrides =
+        Overrides { dtype: Some("int4".to_owned()), host: Some("a b".to_owned()), ..Overrides::default() };
+    let found = lines(&place.layered(MODEL, &variables, &overrides).unwrap_err(), &place);
+    let expected = [
+        "environment variable CONSORT_PARALLEL__WEIGHTS: parallel.weights: `a,b` is not a list of numbers",
+        "environment variable CONSORT_SCHEDULER__MAX_NUM_SEQS: scheduler.max_num_seqs: `many` is not",
+        "environment variable CONSORT_SERVER__LISEN: server.lisen: there is no such key",
+        "--dtype: model.dtype: \"int4\" is no dtype",
+        "environment variable CONSORT_CACHE__BLOCK_SIZE: cache.block_size: 17 is not a multiple of 16",
+        "--host: server.listen: \"a b\" is no host",
+    ];
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!(found.starts_with(expected), "{found}\nis not\n{expected}");
+    }
+}
+
+#[test]
+fn ranks_and_devices_imply_each_other_and_must_agree() {
+    let place = Place::new();
+    let size = |text: &str| place.load(&format!("{MODEL}{text}")).unwrap().tensor_parallel_size();
+    assert_eq!(size("[parallel]\ntensor_parallel_size = 5\n"), 5);
+    assert_eq!(size("[[node]]\ndevices = [\"cpu\", \"cpu\", \"cpu\"]\n"), 3);
+    assert_eq!(size("[parallel]\ntensor_parallel_size = 2\n[[node]]\ndevices = [\"cpu\", \"cpu\"]\n"), 2);
+    let overrides = Overrides { tensor_parallel_size: Some(2), ..Overrides::default() };
+    let text = format!("{MODEL}[[node]]\ndevices = [\"cpu\"]\n");
+    let found = lines(&place.layered(&text, &[], &overrides).unwrap_err(), &place);
+    assert!(
+        found[0].starts_with("--tensor-parallel-size: parallel.tensor_parallel_size: 2 ranks"),
+        "{found:?}"
+    );
+    let huge = place.refused(&format!("{MODEL}[parallel]\ntensor_parallel_size = 4000000000\n"));
+    assert!(huge[0].contains("give a whole number from 1 to 1024"), "{huge:?}");
+}
+
+#[test]
+fn weights_are_one_positive_number_for_each_rank() {
+    let place = Place::new();
+    let found =
+        place.refused(&format!("{MODEL}[parallel]\ntensor_parallel_size = 2\nweights = [1.0, -inf, nan]\n"));
+    assert!(found[0].contains("3 weights for 2 ranks") && found[1].contains("-inf is no share"), "{found:?}");
+}
+
+#[test]
+fn a_bound_that_is_given_pulls_the_others_default_along() {
+    let place = Place::new();
+    let bounds = |text: &str| {
+        let topology = place.load(&format!("{MODEL}[scheduler]\n{text}\n")).unwrap();
+        (topology.max_num_seqs(), topology.max_num_batched_tokens())
+    };
+    assert_eq!(bounds("max_num_seqs = 1000"), (1000, 1000));
+    assert_eq!(bounds("max_num_batched_tokens = 64"), (64, 64));
+    assert_eq!(bounds("max_num_batched_tokens = 2048"), (256, 2048));
+}
+
+#[test]
+fn amounts_of_memory_take_units() {
+    let place = Place::new();
+    let bytes = |value: &str| {
+        place
+            .load(&format!("{MODEL}[cache]\nkv_cache_memory_bytes = {value}\n"))
+            .ok()?
+            .kv_cache_memory_bytes()
+    };
+    assert_eq!(bytes("1_000"), Some(1000));
+    assert_eq!(bytes("\"64\""), Some(64));
+    assert_eq!(bytes("\"1 KiB\""), Some(1024));
+    assert_eq!(bytes("\"2GB\""), Some(2_000_000_000));
+    assert_eq!(bytes("\"0.5MiB\""), Some(1 << 19));
+    assert_eq!(bytes("\"18446744073709551615B\""), Some(u64::MAX));
+    for bad in [
+        "-1",
+        "0",
+        "\"\"",
+        "\"MiB\"",
+        "\"-1GiB\"",
+        "\"1e3\"",
+        "\"inf\"",
+        "\"1.2.3KB\"",
+        "\"99999999999TiB\"",
+        "1.5",
+    ] {
+        assert_eq!(bytes(bad), None, "{bad}");
+    }
+}
+
+#[test]
+fn a_models_path_is_looked_for_beside_the_file_then_in_the_current_directory() {
+    let place = Place::new();
+    let absolute = place.path().join("tiny.gguf").display().to_string();
+    let topology = place.load(&format!("[model]\npath = \"{absolute}\"\n")).unwrap();
+    assert_eq!(topology.model_path(), Path::new(&absolute));
+    let here = place.load("[model]\npath = \"src/lib.rs\"\n").unwrap();
+    assert_eq!(here.model_path(), Path::new("src/lib.rs"), "tests run in the package's folder");
+    let found = place.refused("[model]\npath = \"gone.gguf\"\n");
+    assert!(found[0].contains("nothing is at gone.gguf and gone.gguf"), "folder names are cut: {found:?}");
+}
+
+#[test]
+fn models_that_are_not_local_are_refused_with_the_way_to_get_them() {
+    let place = Place::new();
+    let found = place.refused("[model]\npath = \"HuggingFaceTB/SmolLM2-135M-Instruct\"\n");
+    assert!(
+        found[0].contains("is not a local folder or GGUF file; download it first (`hf download"),
+        "{found:?}"
+    );
+    fs::write(place.path().join("model.safetensors"), "").unwrap();
+    let found = place.refused("[model]\npath = \"model.safetensors\"\n");
+    assert!(found[0].contains("give the folder that holds it"), "{found:?}");
+    assert!(place.refused("")[0].starts_with("three.toml: model.path: no model is named"));
+    assert!(place.refused("[model]\npath = \" \"\n")[0].contains("it is empty"));
+}
+
+#[test]
+fn a_model_argument_alone_makes_a_topology() {
+    let place = Place::new();
+    let model = place.path().join("tiny.gguf");
+    let variables = [("CONSORT_MODEL__PATH", "elsewhere"), ("CONSORT_MODEL__DTYPE", "float32")];
+    let overrides = Overrides { tensor_parallel_size: Some(3), ..Overrides::default() };
+    let topology = Topology::from_model_with(&model, &overrides, &variables.into_iter().collect()).unwrap();
+    assert_eq!((topology.model_path(), topology.tensor_parallel_size()), (model.as_path(), 3));
+    assert_eq!(topology.dtype(), DType::Float32);
+    let folder = Topology::from_model_with(place.path(), &overrides, &Environment::empty()).unwrap();
+    assert_eq!(folder.served_model_name(), place.path().file_name().unwrap().to_str().unwrap());
+    let error =
+        Topology::from_model_with(Path::new("org/name"), &overrides, &Environment::empty()).unwrap_err();
+    assert!(
+        error.to_string().contains("the model argument: model.path: \"org/name\" is not a local"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_topology_made_in_code_obeys_the_same_rules() {
+    let place = Place::new();
+    let model = place.path().join("tiny.gguf");
+    let topology = Topology::builder(&model)
+        .dtype(DType::Float32)
+        .devices(["cpu", "cpu:1"])
+        .weights([1.0, 3.0])
+        .kv_cache_memory_bytes(u64::MAX)
+        .max_model_len(77)
+        .listen("localhost:0")
+        .build_with(&Environment::empty())
+        .unwrap();
+    assert_eq!((topology.tensor_parallel_size(), topology.max_model_len()), (2, Some(77)));
+    assert_eq!(topology.kv_cache_memory_bytes(), Some(u64::MAX));
+    assert_eq!(topology.listen().to_string(), "localhost:0");
+    let error = Topology::builder(&model)
+        .tensor_parallel_size(0)
+        .max_num_seqs(usize::MAX)
+        .api_key_env("NO_SUCH")
+        .build_with(&Environment::empty())
+        .unwrap_err();
+    let places: Vec<&str> = error.violations().iter().map(super::Violation::place).collect();
+    let setter = |name: &str| format!("TopologyBuilder::{name}");
+    assert_eq!(places, [setter("tensor_parallel_size"), setter("max_num_seqs"), setter("api_key_env")]);
+}
+
+#[test]
+fn written_topologies_read_back_equal() {
+    let place = Place::new();
+    let topology = Topology::builder(place.path().join("tiny.gguf"))
+        .served_model_name("a \"quoted\" name\\")
+        .devices(["cpu:3", "cpu"])
+        .weights([1.0, 0.1])
+        .threads_per_rank(2)
+        .max_model_len(512)
+        .kv_cache_memory_bytes(1 << 30)
+        .listen("[::]:80")
+        .api_key_env("KEY")
+        .build_with(&[("KEY", "secret")].into_iter().collect())
+        .unwrap();
+    let text = topology.to_toml();
+    assert!(!text.contains("secret"));
+    let again = place.layered(&text, &[("KEY", "secret")], &Overrides::default()).unwrap();
+    assert_eq!(again, topology, "{text}");
+}
+
+#[test]
+fn text_without_a_file_is_read_too() {
+    let place = Place::new();
+    let model = place.path().join("tiny.gguf");
+    let text = format!("[model]\npath = \"{}\"\ndtype = 1\n", model.display());
+    let error =
+        Topology::from_toml_str_with(&text, &Overrides::default(), &Environment::empty()).unwrap_err();
+    assert!(error.to_string().contains("topology:3:9: model.dtype: invalid type"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_a_topology_is_not_read_whole() {
+    let place = Place::new();
+    let big = place.path().join("big.toml");
+    fs::File::create(&big).unwrap().set_len(1 << 40).unwrap();
+    let load = |path: &Path| Topology::load_with(path, &Overrides::default(), &Environment::empty());
+    assert!(matches!(load(&big), Err(TopologyError::TooLarge { .. })));
+    assert!(matches!(load(&place.path().join("absent.toml")), Err(TopologyError::Read { .. })));
+    fs::write(place.path().join("binary.toml"), [0xFF, 0xFE]).unwrap();
+    assert!(matches!(load(&place.path().join("binary.toml")), Err(TopologyError::Read { .. })));
+}
+
+#[test]
+fn any_text_is_parsed_or_refused() {
+    let place = Place::new();
+    let pieces = [
+        "[model]",
+        "[[node]]",
+        "path=1",
+        "devices=[",
+        "]",
+        "\"",
+        "\n",
+        "=",
+        "é",
+        "{",
+        "}",
+        ".",
+        "node=",
+        "\u{0}",
+    ];
+    let mut state = 1u64;
+    for _ in 0..3000 {
+        let mut text = String::new();
+        for _ in 0..8 {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            text.push_str(pieces[(state >> 33) as usize % pieces.len()]);
+        }
+        let result = Topology::from_toml_str_with(&text, &Overrides::default(), &Environment::empty());
+        let error = result.expect_err(&text);
+        assert!(!error.violations().is_empty() && !error.to_string().is_empty());
+    }
+    drop(place);
+}

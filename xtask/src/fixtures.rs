@@ -1,0 +1,61 @@
+//! `cargo xtask fixtures`: reference logits from torch and transformers, in a virtual environment under target/.
+//!
+//! Needs several GB and minutes; its small outputs are committed, so neither tests nor CI ever run it.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::{model, process, workspace::Workspace};
+
+const FOLDER: &str = "parallel/fixtures";
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A Python that already has torch, transformers, safetensors and gguf; no environment is made then.
+    #[arg(long, value_name = "FILE")]
+    python: Option<PathBuf>,
+    /// Also write SmolLM2, converted to BF16, as a Hugging Face folder.
+    #[arg(long, value_name = "DIR")]
+    save_hf: Option<PathBuf>,
+}
+
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
+    let python = match &args.python {
+        Some(python) => std::path::absolute(python)?,
+        None => environment(workspace)?,
+    };
+    let model = model::ensure(workspace)?;
+    let script = |name: &str| {
+        let mut command = workspace.command(&python);
+        command.arg(format!("{FOLDER}/{name}")).args(["--out", FOLDER]);
+        command
+    };
+    process::run(workspace.command(&python).arg(format!("{FOLDER}/make_gguf.py")))?;
+    process::run(&mut script("make_tiny_llama.py"))?;
+    let mut logits = script("make_smollm2_logits.py");
+    logits.arg("--gguf").arg(model);
+    if let Some(folder) = &args.save_hf {
+        logits.arg("--save-hf").arg(std::path::absolute(folder)?);
+    }
+    process::run(&mut logits)
+}
+
+/// The interpreter of target/venv-fixtures, made anew when the pinned requirements change.
+fn environment(workspace: &Workspace) -> Result<PathBuf> {
+    let requirements = workspace.root().join(FOLDER).join("requirements.txt");
+    let wanted = fs::read_to_string(&requirements)
+        .with_context(|| format!("cannot read {}", requirements.display()))?;
+    let folder = workspace.root().join("target/venv-fixtures");
+    let (python, installed) = (folder.join("bin/python"), folder.join("installed-requirements.txt"));
+    if fs::read_to_string(&installed).is_ok_and(|found| found == wanted) {
+        return Ok(python);
+    }
+    process::require_python_module("python3", "venv", "python3-venv")?;
+    process::run(workspace.command("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
+    let mut pip = workspace.command(&python);
+    pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--requirement"]).arg(&requirements);
+    process::run(&mut pip)?;
+    fs::write(&installed, wanted).with_context(|| format!("cannot write {}", installed.display()))?;
+    Ok(python)
+}

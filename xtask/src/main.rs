@@ -1,0 +1,64 @@
+//! Chores of the workspace, as `cargo xtask CHORE`.
+//!
+//! Each chore is one module. Programs are started with the workspace root as working directory, and the first failure
+//! ends a chore with the command that failed; only [`tidy`] goes on, to report everything at once. Nothing here is
+//! part of the product, and no other crate depends on it.
+
+#![allow(clippy::print_stdout)] // a command line tool talks on standard output
+
+mod demo;
+mod fixtures;
+mod model;
+mod process;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Chores of the Consort workspace", disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Fetch SmolLM2-135M-Instruct (98 MB, checked by SHA-256) into target/models, unless it is there.
+    Model(model::Args),
+    /// Fetch the model, build in release mode, and let three CPU shards answer a question.
+    Demo(demo::Args),
+    /// Fetch the model and run every test of the workspace. Extra arguments go to `cargo test`.
+    Test(test::Args),
+    /// Check format, lints, docs, crate arrows, file sizes and where `unsafe` stands.
+    Tidy(tidy::Args),
+    /// Generate the reference logits anew, with torch and transformers (several GB; never in CI).
+    Fixtures(fixtures::Args),
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().chore) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Not by returning it: a backtrace of xtask says nothing about the chore that failed.
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(chore: Chore) -> anyhow::Result<()> {
+    let workspace = Workspace::find()?;
+    match chore {
+        Chore::Model(args) => model::run(&workspace, &args),
+        Chore::Demo(args) => demo::run(&workspace, &args),
+        Chore::Test(args) => test::run(&workspace, &args),
+        Chore::Tidy(args) => tidy::run(&workspace, &args),
+        Chore::Fixtures(args) => fixtures::run(&workspace, &args),
+    }
+}

@@ -1,0 +1,84 @@
+//! `unsafe` stands in named leaves only, and the file or the module file above it allows it.
+
+use std::collections::BTreeSet;
+
+use super::{Findings, source::Source};
+
+/// Folders (ending in `/`) and files that may hold unsafe code. Everything else is safe Rust.
+pub(super) const LEAVES: &[&str] = &[
+    // Kernels' compute: SIMD intrinsics, and views of one buffer handed to the threads of a team.
+    "kernels/src/attention/cpu.rs",
+    "kernels/src/buffer.rs",
+    "kernels/src/embedding/mod.rs",
+    "kernels/src/linear/cpu.rs",
+    "kernels/src/rms_norm/cpu.rs",
+    "kernels/src/rope/mod.rs",
+    "kernels/src/simd/",
+    "kernels/src/swiglu/cpu.rs",
+    "kernels/src/team.rs",
+    // The operating system: memory, affinity.
+    "kernels/src/sys/",
+    // Files mapped into memory.
+    "parallel/src/checkpoint/mapped.rs",
+];
+
+pub(super) fn check(sources: &[Source], leaves: &[&str]) -> Findings {
+    let mut found = Findings::default();
+    let mut unused_leaves: BTreeSet<&str> = leaves.iter().copied().collect();
+    let rust: Vec<&Source> = sources.iter().filter(|source| source.path.ends_with(".rs")).collect();
+    let mut permits = BTreeSet::new();
+    for source in &rust {
+        let Some(line) = permission(source) else { continue };
+        permits.insert(source.path.as_str());
+        let covers =
+            |leaf: &&str| source.path == *leaf || leaf.ends_with('/') && source.path.starts_with(*leaf);
+        match leaves.iter().copied().find(covers) {
+            Some(leaf) => drop(unused_leaves.remove(leaf)),
+            None => found.errors.push(format!(
+                "{}:{line}: allows unsafe code, but is not a leaf named in xtask/src/tidy/unsafe_leaves.rs",
+                source.path
+            )),
+        }
+    }
+    let mut needed = BTreeSet::new();
+    for source in &rust {
+        let Some(line) = source.line_of_word("unsafe") else { continue };
+        match heads(&source.path).into_iter().find(|head| permits.contains(head.as_str())) {
+            Some(head) => drop(needed.insert(head)),
+            None => {
+                found.errors.push(format!("{}:{line}: unsafe code, not allowed in this file", source.path))
+            }
+        }
+    }
+    let idle = permits.iter().filter(|path| !needed.contains(**path));
+    found
+        .errors
+        .extend(idle.map(|path| format!("{path}: allows unsafe code and holds none: drop the permission")));
+    let unused = unused_leaves.iter();
+    found
+        .errors
+        .extend(unused.map(|leaf| format!("{leaf} is a leaf without unsafe code: take it off the list")));
+    found
+}
+
+/// The line that allows unsafe code, for the file and the modules below it or for one item.
+fn permission(source: &Source) -> Option<usize> {
+    let allows = |line: &str| line.contains("allow(unsafe_code") || line.contains("expect(unsafe_code");
+    source.code.lines().position(allows).map(|at| at + 1)
+}
+
+/// The files that may speak for `path`: itself, then the module files above it. Not the crate's root: nobody may open
+/// a whole crate.
+fn heads(path: &str) -> Vec<String> {
+    let mut heads = vec![path.to_owned()];
+    let mut folder = path;
+    while let Some((parent, _)) = folder.rsplit_once('/') {
+        heads.push(format!("{parent}/mod.rs"));
+        heads.push(format!("{parent}.rs"));
+        folder = parent;
+    }
+    heads
+}
+
+#[cfg(test)]
+mod tests;
