@@ -161,8 +161,6 @@ impl Prepared {
         let path = topology.model_path();
         let checkpoint = Checkpoint::open(path)
             .map_err(|source| EngineError::Checkpoint { path: path.to_path_buf(), source })?;
-        let tokenizer = Arc::new(Tokenizer::from_checkpoint(&checkpoint)?);
-        let template = optional(ChatTemplate::from_checkpoint(&checkpoint, &tokenizer))?;
         let config = checkpoint.config();
         let limits = Limits {
             vocab_size: config.vocab_size,
@@ -170,7 +168,10 @@ impl Prepared {
             eos_token_ids: config.eos_token_ids.clone(),
             defaults: sizing::sane(checkpoint.generation_defaults()),
         };
+        // Whether the model can be divided as asked comes before the slower look at its tokenizer.
         let spec = ensemble_spec(topology, &checkpoint, limits.max_model_len)?;
+        let tokenizer = Arc::new(Tokenizer::from_checkpoint(&checkpoint)?);
+        let template = optional(ChatTemplate::from_checkpoint(&checkpoint, &tokenizer))?;
         let model_name = topology.served_model_name().to_owned();
         let metrics = EngineMetrics::new(&model_name, spec.cache.block_size, spec.cache.num_blocks)?;
         Ok(Self { spec, tokenizer, template, limits, model_name, checkpoint, metrics })

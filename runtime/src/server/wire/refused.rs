@@ -79,7 +79,8 @@ fn neutral(fields: &Fields<'_>, name: &str, own: impl Fn(&Value) -> bool) -> Res
         Value::Null | Value::Bool(false) => true,
         Value::String(text) if text.is_empty() => true,
         Value::Array(items) if items.is_empty() => true,
-        Value::Object(members) if members.is_empty() => true,
+        // The empty schema still asks for JSON.
+        Value::Object(members) if members.is_empty() => name != "guided_json",
         other => own(other),
     })
 }
