@@ -5,11 +5,18 @@ use std::{marker::PhantomData, ops::Range};
 
 use crate::{KernelError, device::Device, sys::Region};
 
-/// Types a buffer may hold: plain numbers for which all bytes zero is a value.
-pub trait Plain: Copy + Send + Sync + 'static {}
+/// Types a buffer may hold: plain numbers for which all bytes zero is a value. Sealed, since buffers rely on that.
+pub trait Plain: sealed::Sealed + Copy + Send + Sync + 'static {}
 impl Plain for f32 {}
 impl Plain for u32 {}
 impl Plain for crate::element::bf16 {}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for u32 {}
+    impl Sealed for crate::element::bf16 {}
+}
 
 /// `len` elements of `T` on one device, zeroed when made.
 pub struct Buffer<T> {

@@ -124,10 +124,12 @@ impl Team {
             spins += 1;
             if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
+        // Taken before anything unwinds, so that the next job does not inherit it.
+        let others = shared.panicked.swap(false, Relaxed);
         if let Err(panic) = own {
             std::panic::resume_unwind(panic);
         }
-        assert!(!shared.panicked.swap(false, Relaxed), "a thread of the CPU team panicked");
+        assert!(!others, "a thread of the CPU team panicked");
     }
 
     /// Runs `job` for every index of `0..items`; members take the next index when they are done with one.

@@ -1,6 +1,11 @@
 //! Shared by the tests of operations: numbers that look like activations, devices to run on.
 
-use crate::device::{Device, Isa};
+use crate::{
+    Element, KernelError,
+    buffer::Plain,
+    device::{Device, Isa},
+    linear::Weight,
+};
 
 /// A small generator for test data (splitmix64).
 pub(crate) struct Numbers(pub(crate) u64);
@@ -47,4 +52,20 @@ pub(crate) fn assert_same_bits(got: &[f32], expected: &[f32], context: &str) {
     for (at, (a, b)) in got.iter().zip(expected).enumerate() {
         assert!(a.to_bits() == b.to_bits(), "{context}: element {at} is {a}, expected {b}");
     }
+}
+
+/// A packed matrix with the given row-major values.
+pub(crate) fn weight<T: Element + Plain>(
+    device: &Device,
+    values: &[f32],
+    outputs: usize,
+    inputs: usize,
+) -> Weight<T> {
+    let mut weight = Weight::zeros(device, outputs, inputs, "test").expect("it fits");
+    let read = |rows: std::ops::Range<usize>, out: &mut [f32]| -> Result<(), KernelError> {
+        out.copy_from_slice(&values[rows.start * inputs..rows.end * inputs]);
+        Ok(())
+    };
+    weight.fill(device, read).expect("reading a slice cannot fail");
+    weight
 }

@@ -37,6 +37,7 @@ impl Batch {
         max_tokens: usize,
         vocab_size: usize,
         block_size: usize,
+        num_blocks: usize,
     ) -> Result<(), ModelError> {
         let refuse = |reason: String| Err(ModelError::Batch(reason));
         let rows = self.tokens.len();
@@ -48,6 +49,9 @@ impl Batch {
         }
         if let Some(token) = self.tokens.iter().find(|token| **token as usize >= vocab_size) {
             return refuse(format!("token {token} is outside the vocabulary of {vocab_size}"));
+        }
+        if let Some(block) = self.blocks.iter().find(|block| block.index() >= num_blocks) {
+            return refuse(format!("block {} is outside the pool of {num_blocks}", block.0));
         }
         let mut next = 0;
         for span in &self.spans {

@@ -157,9 +157,11 @@ fn divide_attention(config: &ModelConfig, weights: &[f32]) -> Vec<Range<usize>> 
 /// `total` in multiples of `unit` where every rank can have one, else one by one; the last rank may get less.
 fn divide_in_units(total: usize, unit: usize, weights: &[f32]) -> Vec<Range<usize>> {
     let unit = if total.div_ceil(unit) >= weights.len() { unit } else { 1 };
-    let units = apportion(total.div_ceil(unit), weights);
+    let units = total.div_ceil(unit);
+    let counts = apportion(units, weights);
+    let counts = if units >= weights.len() { at_least_one(counts) } else { counts };
     let mut left = total;
-    ranges(units.into_iter().map(|count| {
+    ranges(counts.into_iter().map(|count| {
         let size = left.min(count * unit);
         left -= size;
         size

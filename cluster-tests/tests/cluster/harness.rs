@@ -3,9 +3,9 @@
 use std::{
     io::{BufRead, BufReader, Read},
     path::PathBuf,
-    process::{Child, ChildStderr, Command, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError},
-    thread,
+    process::{Child, Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError, mpsc},
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -13,6 +13,9 @@ use serde_json::Value;
 
 /// Whole models run one at a time: two at once on two cores would only take turns, and memory is measured.
 static ONE_MODEL: Mutex<()> = Mutex::new(());
+
+/// A start takes about a second on a quiet machine; this only ends a hang.
+const START_MAX: Duration = Duration::from_secs(120);
 
 /// Held by every test that loads SmolLM2.
 pub(crate) fn one_model_at_a_time() -> MutexGuard<'static, ()> {
@@ -44,7 +47,7 @@ pub(crate) struct Served {
     pub(crate) url: String,
     /// What it printed before it was ready.
     pub(crate) banner: String,
-    stderr: Option<ChildStderr>,
+    stderr: JoinHandle<String>,
 }
 
 impl Served {
@@ -59,25 +62,32 @@ impl Served {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap());
-        let (mut banner, mut url) = (String::new(), None);
-        while url.is_none() {
-            let mut line = String::new();
-            if lines.read_line(&mut line).unwrap() == 0 {
-                let mut errors = String::new();
-                child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
-                panic!("the server ended early: {banner}{errors}");
+        // Both pipes are read to their end by threads, so that the server never blocks on a full one.
+        let mut errors = child.stderr.take().unwrap();
+        let stderr = thread::spawn(move || {
+            let mut text = String::new();
+            errors.read_to_string(&mut text).map_or_else(|error| error.to_string(), |_| text)
+        });
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || lines.lines().map_while(Result::ok).for_each(|line| drop(tell.send(line))));
+        let mut served = Served { child, url: String::new(), banner: String::new(), stderr };
+        while served.url.is_empty() {
+            match told.recv_timeout(START_MAX) {
+                Ok(line) => {
+                    let url = line.split_whitespace().find(|word| word.starts_with("http://"));
+                    served.url = url.unwrap_or_default().trim_end_matches('/').to_owned();
+                    served.banner.push_str(&line);
+                    served.banner.push('\n');
+                }
+                Err(cause) => {
+                    let banner = served.banner.clone();
+                    let _ = served.child.kill();
+                    panic!("no address from the server ({cause}): {banner}{:?}", served.end(START_MAX));
+                }
             }
-            url = line.split_whitespace().find(|word| word.starts_with("http://")).map(str::to_owned);
-            banner.push_str(&line);
         }
-        let stderr = child.stderr.take();
-        // Whatever follows is read, so that the server never blocks on a full pipe.
-        let rest = thread::spawn(move || lines.lines().map_while(Result::ok).collect::<Vec<_>>());
-        drop(rest);
-        let url = url.unwrap().trim_end_matches('/').to_owned();
-        let served = Served { child, url, banner, stderr };
-        served.wait_for("/readyz", Duration::from_secs(60));
+        served.wait_for("/readyz", START_MAX);
         served
     }
 
@@ -153,9 +163,8 @@ impl Served {
             }
             thread::sleep(Duration::from_millis(20));
         };
-        let mut errors = String::new();
-        self.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
-        (status.code(), errors)
+        let stderr = std::mem::replace(&mut self.stderr, thread::spawn(String::new));
+        (status.code(), stderr.join().unwrap())
     }
 }
 

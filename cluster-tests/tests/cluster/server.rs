@@ -191,11 +191,13 @@ fn a_client_that_disconnects_gives_its_blocks_back() {
 fn a_terminated_server_finishes_open_streams_and_refuses_new_ones() {
     let _guard = one_model_at_a_time();
     let server = three_shards(&[]);
-    let body = question(json!({"stream": true, "ignore_eos": true, "max_tokens": 40}));
+    let body = question(json!({"stream": true, "ignore_eos": true, "max_tokens": 150}));
     let mut events = server.stream("/v1/chat/completions", &body);
     events.next().unwrap();
     events.next().unwrap();
     server.terminate();
+    eventually("readiness is gone", Duration::from_secs(5), || server.get("/readyz").0 == 503);
+    assert_eq!(server.post("/v1/chat/completions", &question(json!({}))).0, 503);
     let rest: Vec<String> = events.collect();
     assert_eq!(rest.last().map(String::as_str), Some("[DONE]"));
     let last: Value = serde_json::from_str(&rest[rest.len() - 2]).unwrap();

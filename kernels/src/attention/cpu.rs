@@ -146,9 +146,9 @@ unsafe fn chunk<V: Lanes, T: Kernels>(
     // Start of this head's keys in the page that holds a token of this chunk, and the token's offset there.
     let page_of = |offset: usize| {
         let token = first_key + offset;
-        let page = call.tables[call.spans[task.span].table.start + token / shape.block_size] as usize;
+        let page = call.tables[call.spans[task.span].table.start + token / shape.block_size()] as usize;
         let head = page * shape.page_elements() + task.kv_head * 2 * shape.half_elements();
-        (head, token % shape.block_size)
+        (head, token % shape.block_size())
     };
     // SAFETY: a tile of 16 keys (or of 16 dims by 8 pairs of values) lies within one page, since block_size is a
     // multiple of 16; the pages were checked by the operation.
@@ -158,7 +158,7 @@ unsafe fn chunk<V: Lanes, T: Kernels>(
             let from = call.pages.as_ptr().add(head + offset / 16 * (shape.padded_dim() / 2) * 32);
             for first in active.clone().step_by(TOGETHER) {
                 let queries = first..active.end.min(first + TOGETHER);
-                scores_of_tile::<V, T>(state, queries, from, shape.head_dim, tile);
+                scores_of_tile::<V, T>(state, queries, from, shape.head_dim(), tile);
             }
         }
         let scale = V::splat(call.shape.scale * std::f32::consts::LOG2_E);
@@ -171,12 +171,14 @@ unsafe fn chunk<V: Lanes, T: Kernels>(
                     return std::ptr::null();
                 }
                 let (head, offset) = page_of(tile * 16);
-                let values = head + shape.half_elements() + (dims * shape.block_size / 2 + offset / 2) * 32;
+                let values = head + shape.half_elements() + (dims * shape.block_size() / 2 + offset / 2) * 32;
                 call.pages.as_ptr().add(values)
             });
             for first in active.clone().step_by(TOGETHER) {
                 let queries = first..active.end.min(first + TOGETHER);
-                add_values::<V, T>(state, queries, tiles, keys, dims);
+                let seen =
+                    std::array::from_fn(|q| if first + q < active.end { seen(first + q) } else { keys });
+                add_values::<V, T>(state, queries, tiles, seen, dims);
             }
         }
     }
@@ -266,15 +268,15 @@ unsafe fn add_values<V: Lanes, T: LanesElement>(
     state: &mut State<V>,
     queries: Range<usize>,
     tiles: [*const T; 2],
-    keys: usize,
+    seen: [usize; TOGETHER],
     dims: usize,
 ) {
     unsafe {
         match queries.len() {
-            1 => values::<V, T, 1>(state, queries.start, tiles, keys, dims),
-            2 => values::<V, T, 2>(state, queries.start, tiles, keys, dims),
-            3 => values::<V, T, 3>(state, queries.start, tiles, keys, dims),
-            _ => values::<V, T, TOGETHER>(state, queries.start, tiles, keys, dims),
+            1 => values::<V, T, 1>(state, queries.start, tiles, seen, dims),
+            2 => values::<V, T, 2>(state, queries.start, tiles, seen, dims),
+            3 => values::<V, T, 3>(state, queries.start, tiles, seen, dims),
+            _ => values::<V, T, TOGETHER>(state, queries.start, tiles, seen, dims),
         }
     }
 }
@@ -284,19 +286,23 @@ unsafe fn values<V: Lanes, T: LanesElement, const Q: usize>(
     state: &mut State<V>,
     first: usize,
     tiles: [*const T; 2],
-    keys: usize,
+    seen: [usize; TOGETHER],
     dims: usize,
 ) {
+    let (fewest, most) = seen[..Q].iter().fold((CHUNK, 0), |(low, high), &n| (low.min(n), high.max(n)));
     unsafe {
         let mut even = [V::zero(); Q];
         let mut odd = [V::zero(); Q];
-        for pair in 0..keys.div_ceil(2) {
+        for pair in 0..most.div_ceil(2) {
             let (v_even, v_odd) = T::load_pairs::<V>(tiles[pair / 8].add(pair % 8 * 32));
-            let whole = 2 * pair + 1 < keys;
+            // Pairs that every query vector of the block sees whole need no questions.
+            let whole = 2 * pair + 1 < fewest;
             for q in 0..Q {
                 let weights = state.scores.get_unchecked(first + q).as_ptr().add(2 * pair);
-                even[q] = V::splat(*weights).fma(v_even, even[q]);
-                if whole {
+                if whole || 2 * pair < seen[q] {
+                    even[q] = V::splat(*weights).fma(v_even, even[q]);
+                }
+                if whole || 2 * pair + 1 < seen[q] {
                     odd[q] = V::splat(*weights.add(1)).fma(v_odd, odd[q]);
                 }
             }

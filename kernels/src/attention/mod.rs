@@ -12,8 +12,8 @@
 //! **Same bits in any company.** Keys are taken in chunks of 32 aligned to absolute positions. A chunk's scores are
 //! sums as in [`crate::linear`]; its maximum `m`, weights `p = 2^(s - m)`, their sum `l` and output `o = Σ round(p)·v`
 //! stand alone, and chunks are merged left to right. So a row's result does not depend on how its prompt was cut,
-//! which rows share its batch, or how many threads work. Slots beyond a row's position are never multiplied: what a
-//! former owner of a page left there cannot reach it.
+//! which rows share its batch, or how many threads work. Slots beyond a row's position never reach its result, not even
+//! as a product with zero: neither what a former owner of a page left there, nor an infinity in a later row.
 
 mod cpu;
 mod reference;
@@ -81,10 +81,10 @@ pub fn attention<T: Kernels>(
     let PagedCache { pages, tables, spans } = cache;
     let rows = heads.rows("attention", queries.len())?;
     KernelError::check_len("attention", "query heads", heads.count, shape.kv_of_query.len())?;
-    KernelError::check_len("attention", "query head", heads.dim, shape.pages.head_dim)?;
+    KernelError::check_len("attention", "query head", heads.dim, shape.pages.head_dim())?;
     KernelError::check_len("attention", "out", out.len(), rows * heads.count * heads.dim)?;
     for &kv in &shape.kv_of_query {
-        KernelError::check_index("attention", "KV head", kv, shape.pages.kv_heads)?;
+        KernelError::check_index("attention", "KV head", kv, shape.pages.kv_heads())?;
     }
     check_spans(shape, spans, rows, tables, pages.len())?;
     match device {
@@ -108,10 +108,12 @@ fn check_spans(
     let mut next = 0;
     for span in spans {
         KernelError::check_len("attention", "first row of a span", span.rows.start, next)?;
+        KernelError::check_index("attention", "first row of a span", span.rows.start, span.rows.end + 1)?;
+        KernelError::check_index("attention", "start of a table", span.table.start, span.table.end + 1)?;
         next = span.rows.end;
         KernelError::check_index("attention", "row of a span", span.rows.len(), span.context_len + 1)?;
         KernelError::check_index("attention", "block table entry", span.table.end, tables.len() + 1)?;
-        let needed = span.context_len.div_ceil(shape.pages.block_size);
+        let needed = span.context_len.div_ceil(shape.pages.block_size());
         KernelError::check_index("attention", "key block", needed, span.table.len() + 1)?;
         for &page in &tables[span.table.clone()][..needed] {
             KernelError::check_index("attention", "page", page as usize, count)?;

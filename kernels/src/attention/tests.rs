@@ -105,7 +105,7 @@ fn against_reference<T: Kernels>(tolerance: f32) {
             let world = world::<T>(&device, &case);
             let got = attend(&device, &world, &world.spans, &world.queries);
             let (dim, heads) = (case.head_dim, case.kv_of_query.len());
-            let kv_heads = world.shape.pages.kv_heads;
+            let kv_heads = world.shape.pages.kv_heads();
             for (at, span) in world.spans.iter().enumerate() {
                 for row in span.rows.clone() {
                     let position = span.context_len + row - span.rows.end;
@@ -182,12 +182,37 @@ fn a_rows_bits_depend_neither_on_chunking_nor_on_company() {
 }
 
 #[test]
+fn an_infinite_value_reaches_no_row_before_it() {
+    let case = &cases()[1];
+    for device in devices() {
+        let mut world = world::<bf16>(&device, case);
+        let before = attend(&device, &world, &world.spans, &world.queries);
+        // The value of position 20 of the first sequence, in every dimension of both heads.
+        let (shape, page) = (world.shape.pages, world.tables[1] as usize);
+        for head in 0..2 {
+            let half = page * shape.page_elements() + (2 * head + 1) * shape.half_elements();
+            for dim in 0..case.head_dim {
+                world.pages[half + shape.value_at::<bf16>(4, dim)] = bf16::INFINITY;
+            }
+        }
+        let after = attend(&device, &world, &world.spans, &world.queries);
+        let width = world.heads.count * world.heads.dim;
+        assert_same_bits(&after[..20 * width], &before[..20 * width], "rows before the infinity");
+        assert!(after[20 * width..33 * width].iter().all(|x| !x.is_finite()));
+        assert_same_bits(&after[33 * width..], &before[33 * width..], "other sequences");
+    }
+}
+
+#[test]
 fn spans_that_point_outside_are_refused() {
     let device = &devices()[0];
     let case = &cases()[0];
     let world = world::<f32>(device, case);
     let good = world.spans[0].clone();
+    let inverted = PagedSpan { rows: Range { start: 1, end: 0 }, context_len: 0, table: 0..0 };
     let bad = [
+        inverted,
+        PagedSpan { table: Range { start: 1, end: 0 }, ..good.clone() },
         PagedSpan { context_len: 17, ..good.clone() },
         PagedSpan { table: 0..2, ..good.clone() },
         PagedSpan { rows: 0..2, context_len: 1, ..good.clone() },

@@ -4,6 +4,7 @@
 //! yields the whole embedding. `out` is `[tokens, width]`, f32. The table is a packed [`Weight`], because a tied
 //! head multiplies by the same bytes.
 
+mod cpu;
 mod reference;
 #[cfg(test)]
 mod tests;
@@ -15,7 +16,6 @@ use crate::{
     buffer::{Plain, ViewMut},
     device::Device,
     linear::Weight,
-    sys::SharedMut,
 };
 
 /// Gathers rows; see the module. `first` is the id of the table's row 0.
@@ -29,26 +29,7 @@ pub fn embedding<T: Element + Plain>(
     let width = table.inputs();
     KernelError::check_len("embedding", "out", out.len(), tokens.len() * width)?;
     match device {
-        Device::Cpu(cpu) => {
-            let out = SharedMut::new(out.host_mut());
-            cpu.team().for_each(tokens.len(), |row| copy_row(tokens[row], table, first, row, &out));
-        }
+        Device::Cpu(cpu) => cpu::embedding(cpu, tokens, table, first, out.host_mut()),
     }
     Ok(())
-}
-
-#[allow(unsafe_code)]
-fn copy_row<T: Element + Plain>(
-    token: u32,
-    table: &Weight<T>,
-    first: usize,
-    row: usize,
-    out: &SharedMut<'_, f32>,
-) {
-    // SAFETY: each row is visited by one member only.
-    let out = unsafe { out.range_mut(row * table.inputs()..(row + 1) * table.inputs()) };
-    match (token as usize).checked_sub(first) {
-        Some(local) if local < table.outputs() => table.read_row(local, out),
-        _ => out.fill(0.0),
-    }
 }

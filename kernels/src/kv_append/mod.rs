@@ -4,8 +4,12 @@
 //! rounded to `T`. A page of one layer holds, per KV head, keys then values in the pairs that attention reads:
 //! keys `[tokens / 16][dims / 2][16 tokens x 2 dims]`, values `[dims / 16][tokens / 2][16 dims x 2 tokens]`.
 
+mod cpu;
+mod reference;
 #[cfg(test)]
 mod tests;
+
+pub use reference::kv_append as kv_append_reference;
 
 use crate::{
     Element, KernelError,
@@ -17,12 +21,9 @@ use crate::{
 /// Shape of one layer's pages on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageShape {
-    /// Tokens of a page; a multiple of 16.
-    pub block_size: usize,
-    /// KV heads of this rank.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
+    block_size: usize,
+    kv_heads: usize,
+    head_dim: usize,
 }
 
 impl PageShape {
@@ -35,7 +36,28 @@ impl PageShape {
         if head_dim == 0 || head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(2) {
             return refuse(format!("head_dim {head_dim} is not an even number up to {HEAD_DIM_MAX}"));
         }
+        let elements = block_size
+            .checked_mul(head_dim.next_multiple_of(16))
+            .and_then(|half| half.checked_mul(2)?.checked_mul(kv_heads));
+        if elements.is_none() {
+            return refuse(format!("{block_size} tokens of {kv_heads} heads of {head_dim} overflow"));
+        }
         Ok(PageShape { block_size, kv_heads, head_dim })
+    }
+
+    /// Tokens of a page; a multiple of 16.
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// KV heads of this rank.
+    pub fn kv_heads(&self) -> usize {
+        self.kv_heads
+    }
+
+    /// Width of a head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
     }
 
     /// Head width rounded up to whole vectors.
@@ -88,23 +110,7 @@ pub fn kv_append<T: Element + Plain>(
         KernelError::check_index("kv_append", "slot", slot as usize, capacity)?;
     }
     match device {
-        Device::Cpu(_) => {
-            let (x, pages) = (x.host(), pages.host_mut());
-            for (row, &slot) in slots.iter().enumerate() {
-                let (page, offset) = (slot as usize / shape.block_size, slot as usize % shape.block_size);
-                let page = &mut pages[page * page_elements..][..page_elements];
-                for head in 0..shape.kv_heads {
-                    let (k, v) = page[head * 2 * shape.half_elements()..][..2 * shape.half_elements()]
-                        .split_at_mut(shape.half_elements());
-                    let key = &x[row * keys.stride + keys.first + head * keys.dim..][..keys.dim];
-                    let value = &x[row * values.stride + values.first + head * values.dim..][..values.dim];
-                    for dim in 0..shape.head_dim {
-                        k[shape.key_at::<T>(offset, dim)] = T::round(key[dim]);
-                        v[shape.value_at::<T>(offset, dim)] = T::round(value[dim]);
-                    }
-                }
-            }
-        }
+        Device::Cpu(_) => cpu::kv_append(x.host(), keys, values, slots, shape, pages.host_mut()),
     }
     Ok(())
 }

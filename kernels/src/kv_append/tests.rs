@@ -27,27 +27,38 @@ fn every_element_of_a_page_has_its_own_place() {
     }
 }
 
-#[test]
-fn rows_land_in_their_slots_and_nowhere_else() {
+fn against_reference<T: Element + Plain>() {
     let device = &devices()[0];
     let shape = PageShape::new(16, 2, 24).unwrap();
     let keys = Heads { stride: 200, first: 10, count: 2, dim: 24 };
     let values = Heads { first: 100, ..keys };
-    let x = Numbers(9).vec(2 * 200);
-    let mut pages = vec![0.0f32; 3 * shape.page_elements()];
-    kv_append(device, View::from(&x[..]), keys, values, &[17, 40], shape, ViewMut::from(&mut pages[..]))
+    let slots = [17, 40, 2, 31];
+    let x = Numbers(9).vec(slots.len() * 200);
+    let mut pages = vec![T::default(); 3 * shape.page_elements()];
+    kv_append(device, View::from(&x[..]), keys, values, &slots, shape, ViewMut::from(&mut pages[..]))
         .unwrap();
-    for (row, page, offset) in [(0, 1, 1), (1, 2, 8)] {
+    let mut cache = vec![0.0; 3 * 16 * 2 * 2 * 24];
+    kv_append_reference(&x, keys, values, &slots, &mut cache);
+    for slot in 0..48 {
         for head in 0..2 {
-            let half = &pages[page * shape.page_elements() + head * 2 * shape.half_elements()..];
+            let half = slot / 16 * shape.page_elements() + head * 2 * shape.half_elements();
             for dim in 0..24 {
-                assert_eq!(half[shape.key_at::<f32>(offset, dim)], x[row * 200 + 10 + head * 24 + dim]);
-                let v = half[shape.half_elements() + shape.value_at::<f32>(offset, dim)];
-                assert_eq!(v, x[row * 200 + 100 + head * 24 + dim]);
+                let expected = &cache[(slot * 2 + head) * 48..];
+                let k = pages[half + shape.key_at::<T>(slot % 16, dim)];
+                let v = pages[half + shape.half_elements() + shape.value_at::<T>(slot % 16, dim)];
+                assert_eq!(k, T::round(expected[dim]), "slot {slot}");
+                assert_eq!(v, T::round(expected[24 + dim]), "slot {slot}");
             }
         }
     }
-    assert_eq!(pages.iter().filter(|x| **x != 0.0).count(), 2 * 2 * 2 * 24);
+    let written = pages.iter().filter(|x| x.widen() != 0.0).count();
+    assert_eq!(written, slots.len() * 2 * 2 * 24, "nothing else is touched");
+}
+
+#[test]
+fn rows_land_in_their_slots_and_nowhere_else() {
+    against_reference::<f32>();
+    against_reference::<bf16>();
 }
 
 #[test]

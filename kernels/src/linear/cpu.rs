@@ -55,6 +55,21 @@ where
     });
 }
 
+/// Hands each group of `stride` packed elements to one member.
+pub(super) fn for_each_group<T: Send>(
+    cpu: &CpuDevice,
+    packed: &mut [T],
+    stride: usize,
+    job: impl Fn(usize, &mut [T]) + Sync,
+) {
+    let groups = packed.len() / stride;
+    let packed = SharedMut::new(packed);
+    cpu.team().for_each(groups, |group| {
+        // SAFETY: each group is visited by one member only.
+        job(group, unsafe { packed.range_mut(group * stride..(group + 1) * stride) });
+    });
+}
+
 #[inline(always)]
 unsafe fn group_of_outputs<V: Lanes, T: LanesElement>(
     problem: &Problem<'_, T>,

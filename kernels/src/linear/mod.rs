@@ -18,6 +18,11 @@ mod tests;
 
 pub use reference::linear as linear_reference;
 
+use std::{
+    ops::Range,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
 use crate::{
     Element, KernelError,
     buffer::{Buffer, Plain, View, ViewMut},
@@ -68,32 +73,35 @@ impl<T: Element + Plain> Weight<T> {
         self.data.bytes()
     }
 
-    /// Writes rows `first..`, given row-major and rounded to `T` on the way.
-    pub fn set_rows(&mut self, first: usize, values: &[f32]) -> Result<(), KernelError> {
-        let inputs = self.inputs;
-        if inputs == 0 || values.is_empty() {
+    /// Writes all rows, read group by group by the threads of `device`: `read(rows, values)` fills `values`, row-major,
+    /// with the given rows (at most 32). Values are rounded to `T`. The first error ends the filling.
+    pub fn fill<E: Send>(
+        &mut self,
+        device: &Device,
+        read: impl Fn(Range<usize>, &mut [f32]) -> Result<(), E> + Sync,
+    ) -> Result<(), E> {
+        let (outputs, inputs) = (self.outputs, self.inputs);
+        if outputs == 0 || inputs == 0 {
             return Ok(());
         }
-        KernelError::check_len("set_rows", "values", values.len() % inputs, 0)?;
-        let last = first + values.len() / inputs - 1;
-        KernelError::check_index("set_rows", "row", last, self.outputs)?;
-        let stride = inputs.div_ceil(BLOCK) * 2 * TILE;
-        let data = self.data.as_mut_slice();
-        for (offset, row) in values.chunks_exact(inputs).enumerate() {
-            let output = first + offset;
-            let tile = output / GROUP * stride + output % GROUP / 16 * TILE;
-            let (even, odd) = (T::pair_offset(output % 16, 0), T::pair_offset(output % 16, 1));
-            for (block, values) in row.chunks(BLOCK).enumerate() {
-                let tile = &mut data[tile + block * 2 * TILE..][..TILE];
-                for (pair, values) in values.chunks(2).enumerate() {
-                    tile[pair * 32 + even] = T::round(values[0]);
-                    if let Some(&second) = values.get(1) {
-                        tile[pair * 32 + odd] = T::round(second);
+        match device {
+            Device::Cpu(cpu) => {
+                let failure = Mutex::new(None);
+                let stride = inputs.div_ceil(BLOCK) * 2 * TILE;
+                cpu::for_each_group(cpu, self.data.as_mut_slice(), stride, |group, packed| {
+                    let rows = group * GROUP..outputs.min((group + 1) * GROUP);
+                    let mut values = vec![0.0; rows.len() * inputs];
+                    if lock(&failure).is_some() {
+                        return;
                     }
-                }
+                    match read(rows, &mut values) {
+                        Ok(()) => pack_group(packed, &values, inputs),
+                        Err(error) => drop(lock(&failure).get_or_insert(error)),
+                    }
+                });
+                failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
             }
         }
-        Ok(())
     }
 
     /// Reads one row back, widened. Panics when `row` or `out` do not fit: callers check token ids first.
@@ -112,6 +120,26 @@ impl<T: Element + Plain> Weight<T> {
     }
 }
 
+/// Up to 32 rows, row-major, into their group of the packed layout.
+fn pack_group<T: Element>(packed: &mut [T], values: &[f32], inputs: usize) {
+    for (row, values) in values.chunks_exact(inputs).enumerate() {
+        let (even, odd) = (T::pair_offset(row % 16, 0), T::pair_offset(row % 16, 1));
+        for (block, values) in values.chunks(BLOCK).enumerate() {
+            let tile = &mut packed[(2 * block + row / 16) * TILE..][..TILE];
+            for (pair, values) in values.chunks(2).enumerate() {
+                tile[pair * 32 + even] = T::round(values[0]);
+                if let Some(&second) = values.get(1) {
+                    tile[pair * 32 + odd] = T::round(second);
+                }
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// `y = x · weightᵀ`; see the module for shapes and the order of summation.
 pub fn linear<T: Kernels>(
     device: &Device,
@@ -119,13 +147,15 @@ pub fn linear<T: Kernels>(
     weight: &Weight<T>,
     y: ViewMut<'_, f32>,
 ) -> Result<(), KernelError> {
-    let rows = x.len().checked_div(weight.inputs).unwrap_or(0);
-    KernelError::check_len("linear", "x", x.len(), rows * weight.inputs)?;
+    let rows = y.len().checked_div(weight.outputs).unwrap_or(0);
     KernelError::check_len("linear", "y", y.len(), rows * weight.outputs)?;
-    if rows == 0 || weight.outputs == 0 {
+    if weight.outputs == 0 {
         return Ok(());
     }
+    KernelError::check_len("linear", "x", x.len(), rows * weight.inputs)?;
     match device {
+        // A rank may own no inputs at all; its part of the sum is zero.
+        Device::Cpu(_) if weight.inputs == 0 => y.host_mut().fill(0.0),
         Device::Cpu(cpu) => cpu::linear(cpu, x.host(), weight, y.host_mut()),
     }
     Ok(())

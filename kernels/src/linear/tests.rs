@@ -3,7 +3,7 @@ use half::bf16;
 use super::*;
 use crate::{
     element::through,
-    testing::{Numbers, assert_same_bits, devices},
+    testing::{Numbers, assert_same_bits, devices, weight},
 };
 
 /// Ragged and round shapes: (rows, inputs, outputs).
@@ -25,8 +25,7 @@ fn against_reference<T: Element + Plain + Kernels>() {
             let mut numbers = Numbers(7);
             let x: Vec<T> = numbers.vec(rows * inputs).into_iter().map(T::round).collect();
             let w: Vec<f32> = numbers.vec(outputs * inputs).into_iter().map(through::<T>).collect();
-            let mut weight = Weight::<T>::zeros(&device, outputs, inputs, "test").unwrap();
-            weight.set_rows(0, &w).unwrap();
+            let weight = weight::<T>(&device, &w, outputs, inputs);
             let mut y = vec![f32::NAN; rows * outputs];
             linear(&device, View::from(&x[..]), &weight, ViewMut::from(&mut y[..])).unwrap();
             let wide: Vec<f32> = x.iter().map(|x| x.widen()).collect();
@@ -58,25 +57,45 @@ fn the_order_of_summation_stays_close_to_the_exact_sum() {
 
 #[test]
 fn rows_are_read_back_as_written() {
-    let device = &devices()[0];
-    let mut weight = Weight::<bf16>::zeros(device, 70, 45, "test").unwrap();
-    let rows: Vec<f32> = Numbers(1).vec(70 * 45).into_iter().map(through::<bf16>).collect();
-    weight.set_rows(0, &rows[..10 * 45]).unwrap();
-    weight.set_rows(10, &rows[10 * 45..]).unwrap();
-    let mut row = vec![0.0; 45];
-    for at in [0, 9, 10, 31, 32, 69] {
-        weight.read_row(at, &mut row);
-        assert_eq!(row, &rows[at * 45..][..45]);
+    for device in devices() {
+        let rows: Vec<f32> = Numbers(1).vec(70 * 45).into_iter().map(through::<bf16>).collect();
+        let weight = weight::<bf16>(&device, &rows, 70, 45);
+        let mut row = vec![0.0; 45];
+        for at in [0, 9, 10, 31, 32, 69] {
+            weight.read_row(at, &mut row);
+            assert_eq!(row, &rows[at * 45..][..45]);
+        }
     }
+}
+
+#[test]
+fn the_first_error_of_a_reader_ends_the_filling() {
+    for device in devices() {
+        let mut weight = Weight::<f32>::zeros(&device, 200, 8, "test").unwrap();
+        let read =
+            |rows: Range<usize>, _: &mut [f32]| if rows.start >= 64 { Err(rows.start) } else { Ok(()) };
+        assert!(weight.fill(&device, read).unwrap_err() >= 64);
+    }
+}
+
+#[test]
+fn a_rank_without_inputs_adds_zero_and_one_without_outputs_nothing() {
+    let device = &devices()[0];
+    let mut y = [f32::NAN; 6];
+    let weight = Weight::<bf16>::zeros(device, 3, 0, "test").unwrap();
+    linear(device, View::from(&[][..]), &weight, ViewMut::from(&mut y[..])).unwrap();
+    assert_eq!(y, [0.0; 6]);
+    let weight = Weight::<bf16>::zeros(device, 0, 3, "test").unwrap();
+    linear(device, View::from(&[bf16::ONE; 6][..]), &weight, ViewMut::from(&mut [][..])).unwrap();
 }
 
 #[test]
 fn wrong_shapes_are_refused_with_numbers() {
     let device = &devices()[0];
-    let mut weight = Weight::<f32>::zeros(device, 8, 4, "test").unwrap();
+    let weight = Weight::<f32>::zeros(device, 8, 4, "test").unwrap();
     let mut y = [0.0; 8];
     let error = linear(device, View::from(&[0.0; 5][..]), &weight, ViewMut::from(&mut y[..])).unwrap_err();
     assert_eq!(error.to_string(), "linear: x holds 5 elements, 4 expected");
-    assert!(weight.set_rows(8, &[0.0; 4]).is_err());
+    assert!(linear(device, View::from(&[0.0; 4][..]), &weight, ViewMut::from(&mut [0.0; 7][..])).is_err());
     assert!(Weight::<f32>::zeros(device, usize::MAX / 2, 64, "test").is_err());
 }

@@ -7,6 +7,7 @@
 //! Angles are f32 products as in `transformers`; their cosines come from one software implementation, so that they
 //! are the same bits on every machine. They are computed once per step ([`rope_angles`]) and used by every layer.
 
+mod cpu;
 mod reference;
 #[cfg(test)]
 mod tests;
@@ -17,7 +18,6 @@ use crate::{
     KernelError,
     buffer::{View, ViewMut},
     device::Device,
-    sys::SharedMut,
 };
 
 /// Which dimensions of a head turn together.
@@ -90,14 +90,7 @@ pub fn rope_angles(
     KernelError::check_len("rope_angles", "cos", cos.len(), len)?;
     KernelError::check_len("rope_angles", "sin", sin.len(), len)?;
     match device {
-        Device::Cpu(_) => {
-            let angles =
-                positions.iter().flat_map(|&position| frequencies.iter().map(move |f| position as f32 * f));
-            for ((angle, cos), sin) in angles.zip(cos.host_mut()).zip(sin.host_mut()) {
-                let (s, c) = libm::sincos(f64::from(angle));
-                (*cos, *sin) = (c as f32, s as f32);
-            }
-        }
+        Device::Cpu(cpu) => cpu::rope_angles(cpu, positions, frequencies, cos.host_mut(), sin.host_mut()),
     }
     Ok(())
 }
@@ -117,31 +110,7 @@ pub fn rope(
     KernelError::check_len("rope", "sin", sin.len(), rows * half)?;
     KernelError::check_index("rope", "rotated dimension", half * 2, heads.dim + 1)?;
     match device {
-        Device::Cpu(cpu) => {
-            let (x, cos, sin) = (SharedMut::new(x.host_mut()), cos.host(), sin.host());
-            cpu.team().for_each(rows, |row| {
-                turn_row(&x, row, heads, pairs, &cos[row * half..][..half], &sin[row * half..][..half]);
-            });
-        }
+        Device::Cpu(cpu) => cpu::rope(cpu, x.host_mut(), heads, pairs, cos.host(), sin.host()),
     }
     Ok(())
-}
-
-#[allow(unsafe_code)]
-fn turn_row(x: &SharedMut<'_, f32>, row: usize, heads: Heads, pairs: Pairs, cos: &[f32], sin: &[f32]) {
-    let first = row * heads.stride + heads.first;
-    // SAFETY: each row is visited by one member only.
-    let x = unsafe { x.range_mut(first..first + heads.count * heads.dim) };
-    let half = cos.len();
-    for head in x.chunks_exact_mut(heads.dim) {
-        for i in 0..half {
-            let (at_a, at_b) = match pairs {
-                Pairs::HalfSplit => (i, i + half),
-                Pairs::Interleaved => (2 * i, 2 * i + 1),
-            };
-            let (a, b) = (head[at_a], head[at_b]);
-            head[at_a] = a * cos[i] - b * sin[i];
-            head[at_b] = b * cos[i] + a * sin[i];
-        }
-    }
 }

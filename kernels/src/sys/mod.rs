@@ -1,4 +1,4 @@
-//! System calls behind safe functions: memory on huge pages, thread placement.
+//! What the kernels ask of the system, behind safe functions: memory on huge pages, the number of cores.
 
 mod memory;
 mod shared;

@@ -32,6 +32,8 @@ fn a_members_panic_reaches_the_caller_and_the_team_survives() {
         team.run(&|me| assert_eq!(me.index, 0, "planted"));
     }));
     assert!(panic.is_err());
+    let panic = catch_unwind(AssertUnwindSafe(|| team.run(&|_| panic!("planted on both"))));
+    assert!(panic.is_err());
     let sum = AtomicUsize::new(0);
     team.run(&|me| {
         sum.fetch_add(me.index + 1, Relaxed);

@@ -15,14 +15,14 @@ fn good() -> Batch {
 
 #[test]
 fn a_sound_batch_passes() {
-    good().check(3, 8, 16).unwrap();
-    Batch::default().check(3, 8, 16).unwrap();
+    good().check(3, 8, 16, 4).unwrap();
+    Batch::default().check(3, 8, 16, 4).unwrap();
 }
 
 #[test]
 fn every_planted_fault_is_refused() {
     type Fault = fn(&mut Batch);
-    let faults: [(&str, Fault); 11] = [
+    let faults: [(&str, Fault); 12] = [
         ("too many tokens", |b| b.tokens.push(0)),
         ("a missing position", |b| b.positions.truncate(2)),
         ("a token outside the vocabulary", |b| b.tokens[1] = 8),
@@ -32,12 +32,13 @@ fn every_planted_fault_is_refused() {
         ("rows out of order", |b| b.spans.swap(0, 1)),
         ("a table too short", |b| b.spans[0].table = 0..1),
         ("a table outside the blocks", |b| b.spans[1].table = 2..4),
+        ("a block outside the pool", |b| b.blocks[1] = BlockId(4)),
         ("an output row twice", |b| b.output_rows = vec![1, 1]),
         ("an output row outside", |b| b.output_rows = vec![3]),
     ];
     for (name, fault) in faults {
         let mut batch = good();
         fault(&mut batch);
-        assert!(batch.check(3, 8, 16).is_err(), "{name}");
+        assert!(batch.check(3, 8, 16, 4).is_err(), "{name}");
     }
 }

@@ -60,9 +60,15 @@ pub(super) fn parse_generation(
     object: &Map<String, Value>,
 ) -> Result<(GenerationDefaults, Vec<u32>), CheckpointError> {
     let fields = Fields::new(path, object);
-    let within = |key: &str, expected: &str, holds: fn(f32) -> bool| match fields.float(key)? {
-        Some(value) if !holds(value) => Err(fields.bad(key, format!("must be {expected}, but is {value}"))),
-        value => Ok(value),
+    // A number out of range is the file's loss, not a reason to refuse the model: it is dropped.
+    let within = |key: &str, expected: &str, holds: fn(f32) -> bool| -> Result<_, CheckpointError> {
+        Ok(fields.float(key)?.filter(|value| {
+            let good = holds(*value);
+            if !good {
+                tracing::warn!(path = %path.display(), key, value, expected, "sampling default out of range, ignored");
+            }
+            good
+        }))
     };
     let defaults = GenerationDefaults {
         temperature: within("temperature", "at least 0", |t| t >= 0.0)?,

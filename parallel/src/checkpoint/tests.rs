@@ -464,7 +464,7 @@ fn surplus_tensors_do_not_matter() {
 }
 
 #[test]
-fn generation_defaults_out_of_range_are_refused() {
+fn generation_defaults_out_of_range_are_dropped_and_other_types_refused() {
     let open = |generation: Value| {
         let folder = build::folder(&build::config(), &build::tensors());
         fs::write(folder.path().join("generation_config.json"), generation.to_string()).unwrap();
@@ -482,16 +482,12 @@ fn generation_defaults_out_of_range_are_refused() {
     for off in [json!({"top_k": -1}), json!({"top_k": 0}), json!({"temperature": null})] {
         assert_eq!(open(off).unwrap(), GenerationDefaults::default());
     }
-    for (key, value) in [
-        ("temperature", json!(-1)),
-        ("temperature", json!("hot")),
-        ("top_k", json!(-2)),
-        ("top_p", json!(0)),
-        ("min_p", json!(2)),
-        ("repetition_penalty", json!(0)),
-    ] {
-        let error = message(&open(json!({key: value})).unwrap_err());
-        assert!(error.contains("generation_config.json") && error.contains(key), "{error}");
+    for (key, value) in [("temperature", -1), ("top_p", 0), ("min_p", 2), ("repetition_penalty", 0)] {
+        assert_eq!(open(json!({key: value})).unwrap(), GenerationDefaults::default());
+    }
+    for (key, value) in [("temperature", json!("hot")), ("top_k", json!(-2))] {
+        let error = open(json!({key: value})).unwrap_err().to_string();
+        assert!(error.contains(key), "{error}");
     }
 }
 

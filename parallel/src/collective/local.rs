@@ -3,7 +3,8 @@
 //! Each rank copies its part into a slot of its own, all meet, and everybody reads the slots in rank order. Small
 //! sums are made by every rank for itself; large ones by segments, each rank summing its own and publishing it. Both
 //! add the same numbers in the same order. Slots come in pairs used alternately, so that a fast rank may start the
-//! next exchange while a slow one still reads this one.
+//! next exchange while a slow one still reads this one. Long arrays go through in pieces of [`PIECE_MAX`], so a slot
+//! stays within the cache and the group's memory is bounded whatever a model exchanges.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -12,17 +13,28 @@ use crate::ids::Rank;
 
 /// Up to this many elements every rank sums everything itself: one meeting instead of two.
 const ONE_SHOT_MAX: usize = 8192;
+/// Most elements of one exchange: 256 KiB of each rank, together with the sums a fraction of an L2 cache.
+const PIECE_MAX: usize = 65_536;
 
 /// What the ranks of a group share.
 pub struct LocalGroup {
     meeting: Rendezvous,
     /// `[rank][parity]`: what a rank brought.
-    parts: Vec<[RwLock<Vec<f32>>; 2]>,
+    parts: Vec<[RwLock<Part>; 2]>,
     /// `[rank][parity]`: the segment that a rank summed.
     segments: Vec<[RwLock<Vec<f32>>; 2]>,
 }
 
-/// One rank of a [`LocalGroup`].
+/// One rank's part of one exchange, and what the rank takes part in: compared before a number is used.
+#[derive(Default)]
+struct Part {
+    operation: &'static str,
+    /// Elements of the whole call, of which `data` may be a piece.
+    call_len: usize,
+    data: Vec<f32>,
+}
+
+/// One rank of a [`LocalGroup`]. Dropping it ends the group: a rank that is gone will not come to a meeting.
 pub struct Local {
     group: Arc<LocalGroup>,
     rank: Rank,
@@ -33,9 +45,9 @@ impl LocalGroup {
     /// A group of `size` ranks; element `r` of the result is rank `r`.
     #[expect(clippy::new_ret_no_self, reason = "a group is only ever held through its ranks")]
     pub fn new(size: usize) -> Vec<Local> {
-        let slots = || (0..size).map(|_| Default::default()).collect();
-        let group =
-            Arc::new(LocalGroup { meeting: Rendezvous::new(size), parts: slots(), segments: slots() });
+        let parts = (0..size).map(|_| Default::default()).collect();
+        let segments = (0..size).map(|_| Default::default()).collect();
+        let group = Arc::new(LocalGroup { meeting: Rendezvous::new(size), parts, segments });
         (0..size)
             .map(|rank| Local { group: Arc::clone(&group), rank: Rank(rank as u16), parity: 0 })
             .collect()
@@ -43,28 +55,83 @@ impl LocalGroup {
 }
 
 impl Local {
-    /// Publishes `data` as this rank's part of the exchange and waits for everybody's.
-    fn exchange(&mut self, data: &[f32]) -> Result<(), CollectiveError> {
+    /// Publishes `data` as this rank's part of `operation` and waits for everybody's.
+    fn exchange(
+        &mut self,
+        operation: &'static str,
+        call_len: usize,
+        data: &[f32],
+    ) -> Result<(), CollectiveError> {
         self.parity ^= 1;
-        store(&self.group.parts[self.rank.index()][self.parity], data);
-        self.meet()
+        {
+            let mut part = write(&self.group.parts[self.rank.index()][self.parity]);
+            (part.operation, part.call_len) = (operation, call_len);
+            part.data.clear();
+            part.data.extend_from_slice(data);
+        }
+        self.meet()?;
+        for rank in 0..self.size() {
+            let part = self.part(rank);
+            if part.operation != operation {
+                return Err(self.disagree(operation, Rank(rank as u16), part.operation));
+            }
+        }
+        Ok(())
     }
 
     fn meet(&self) -> Result<(), CollectiveError> {
         self.group.meeting.wait().map_err(|reason| CollectiveError::Aborted { rank: self.rank, reason })
     }
 
-    fn part(&self, rank: usize) -> RwLockReadGuard<'_, Vec<f32>> {
+    fn part(&self, rank: usize) -> RwLockReadGuard<'_, Part> {
         read(&self.group.parts[rank][self.parity])
+    }
+
+    /// Ends the group, since ranks that disagree once will never agree again.
+    fn refuse(&self, error: CollectiveError) -> CollectiveError {
+        self.group.meeting.abort(&error.to_string());
+        error
+    }
+
+    fn disagree(&self, operation: &'static str, peer: Rank, theirs: &'static str) -> CollectiveError {
+        self.refuse(CollectiveError::Disagreement { rank: self.rank, operation, peer, theirs })
     }
 
     fn check(&self, operation: &'static str, got: usize, expected: usize) -> Result<(), CollectiveError> {
         if got == expected {
             return Ok(());
         }
-        let error = CollectiveError::Mismatch { rank: self.rank, operation, got, expected };
-        self.group.meeting.abort(&error.to_string());
-        Err(error)
+        Err(self.refuse(CollectiveError::Mismatch { rank: self.rank, operation, got, expected }))
+    }
+
+    /// Sums one piece of an array whose whole length is `call_len`.
+    fn sum_piece(&mut self, call_len: usize, data: &mut [f32]) -> Result<(), CollectiveError> {
+        let (size, len) = (self.size(), data.len());
+        self.exchange("all_reduce_sum", call_len, data)?;
+        for rank in 0..size {
+            let theirs = self.part(rank).call_len;
+            self.check("all_reduce_sum", call_len, theirs)?;
+        }
+        if call_len <= ONE_SHOT_MAX {
+            for rank in 0..size {
+                accumulate(data, &self.part(rank).data, rank);
+            }
+            return Ok(());
+        }
+        let segment = |rank: usize| len * rank / size..len * (rank + 1) / size;
+        let mine = segment(self.rank.index());
+        {
+            let mut sum = write(&self.group.segments[self.rank.index()][self.parity]);
+            sum.resize(mine.len(), 0.0);
+            for rank in 0..size {
+                accumulate(&mut sum, &self.part(rank).data[mine.clone()], rank);
+            }
+        }
+        self.meet()?;
+        for rank in 0..size {
+            data[segment(rank)].copy_from_slice(&read(&self.group.segments[rank][self.parity]));
+        }
+        Ok(())
     }
 }
 
@@ -78,68 +145,73 @@ impl Collective for Local {
     }
 
     fn all_reduce_sum(&mut self, data: &mut [f32]) -> Result<(), CollectiveError> {
-        let size = self.size();
-        if size == 1 {
+        if self.size() == 1 {
             return self.meet();
         }
-        self.exchange(data)?;
-        for rank in 0..size {
-            self.check("all_reduce_sum", data.len(), self.part(rank).len())?;
+        let call_len = data.len();
+        if call_len == 0 {
+            return self.sum_piece(0, data);
         }
-        if data.len() <= ONE_SHOT_MAX {
-            for rank in 0..size {
-                accumulate(data, &self.part(rank), rank);
-            }
-            return Ok(());
-        }
-        let len = data.len();
-        let segment = |rank: usize| len * rank / size..len * (rank + 1) / size;
-        let mine = segment(self.rank.index());
-        let mut sum = vec![0.0; mine.len()];
-        for rank in 0..size {
-            accumulate(&mut sum, &self.part(rank)[mine.clone()], rank);
-        }
-        store(&self.group.segments[self.rank.index()][self.parity], &sum);
-        self.meet()?;
-        for rank in 0..size {
-            data[segment(rank)].copy_from_slice(&read(&self.group.segments[rank][self.parity]));
-        }
-        Ok(())
+        data.chunks_mut(PIECE_MAX).try_for_each(|piece| self.sum_piece(call_len, piece))
     }
 
     fn all_gather(&mut self, mine: &[f32], all: &mut [f32]) -> Result<(), CollectiveError> {
-        self.exchange(mine)?;
-        let total = (0..self.size()).map(|rank| self.part(rank).len()).sum();
-        self.check("all_gather", all.len(), total)?;
-        let mut rest = all;
-        for rank in 0..self.size() {
-            let part = self.part(rank);
-            let (to, after) = rest.split_at_mut(part.len());
-            to.copy_from_slice(&part);
-            rest = after;
+        const NAME: &str = "all_gather";
+        let mut first = 0;
+        loop {
+            let piece = &mine[mine.len().min(first)..mine.len().min(first + PIECE_MAX)];
+            self.exchange(NAME, mine.len(), piece)?;
+            let total = (0..self.size()).map(|rank| self.part(rank).call_len).sum();
+            self.check(NAME, all.len(), total)?;
+            let (mut start, mut longest) = (0, 0);
+            for rank in 0..self.size() {
+                let part = self.part(rank);
+                all[start + first.min(part.call_len)..][..part.data.len()].copy_from_slice(&part.data);
+                start += part.call_len;
+                longest = longest.max(part.call_len);
+            }
+            first += PIECE_MAX;
+            if first >= longest {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     fn broadcast(&mut self, data: &mut [f32], root: Rank) -> Result<(), CollectiveError> {
+        const NAME: &str = "broadcast";
         if root.index() >= self.size() {
             return self.check("broadcast from a rank", root.index(), self.size() - 1);
         }
-        let own: &[f32] = if self.rank == root { data } else { &[] };
-        self.exchange(own)?;
-        let part = read(&self.group.parts[root.index()][self.parity]);
-        self.check("broadcast", data.len(), part.len())?;
-        data.copy_from_slice(&part);
+        let call_len = data.len();
+        let mut first = 0;
+        while first == 0 || first < call_len {
+            let range = first..call_len.min(first + PIECE_MAX);
+            let own: &[f32] = if self.rank == root { &data[range.clone()] } else { &[] };
+            self.exchange(NAME, call_len, own)?;
+            for rank in 0..self.size() {
+                let theirs = self.part(rank).call_len;
+                self.check(NAME, call_len, theirs)?;
+            }
+            data[range].copy_from_slice(&read(&self.group.parts[root.index()][self.parity]).data);
+            first += PIECE_MAX;
+        }
         Ok(())
     }
 
     fn barrier(&mut self) -> Result<(), CollectiveError> {
-        self.meet()
+        self.exchange("barrier", 0, &[])
     }
 
     fn abort_handle(&self) -> AbortHandle {
         let group = Arc::clone(&self.group);
         AbortHandle::new(Arc::new(move |reason| group.meeting.abort(reason)))
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        // Exchanges that all ranks have met for are read to their end; only later ones are refused.
+        self.group.meeting.abort(&format!("{} left the group", self.rank));
     }
 }
 
@@ -152,13 +224,11 @@ fn accumulate(sum: &mut [f32], part: &[f32], rank: usize) {
     }
 }
 
-fn store(slot: &RwLock<Vec<f32>>, data: &[f32]) {
+fn write<T>(slot: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
     // A slot is overwritten whole: whatever a panicking writer left behind does not matter.
-    let mut slot = slot.write().unwrap_or_else(PoisonError::into_inner);
-    slot.clear();
-    slot.extend_from_slice(data);
+    slot.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn read(slot: &RwLock<Vec<f32>>) -> RwLockReadGuard<'_, Vec<f32>> {
+fn read<T>(slot: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     slot.read().unwrap_or_else(PoisonError::into_inner)
 }

@@ -26,7 +26,7 @@ pub enum CollectiveError {
         /// What the aborting side said.
         reason: Arc<str>,
     },
-    /// Ranks disagree about what they exchange: a bug, found before any byte is read.
+    /// Ranks disagree about how much they exchange: a bug, found before a number is used.
     #[error("{rank} called {operation} with {got} elements, {expected} expected")]
     Mismatch {
         /// The rank that noticed.
@@ -37,6 +37,18 @@ pub enum CollectiveError {
         got: usize,
         /// Elements the group expects.
         expected: usize,
+    },
+    /// Ranks call different operations: a bug, likewise.
+    #[error("{rank} called {operation} while {peer} called {theirs}")]
+    Disagreement {
+        /// The rank that noticed.
+        rank: Rank,
+        /// Name of its operation.
+        operation: &'static str,
+        /// The other rank.
+        peer: Rank,
+        /// Name of the other's operation.
+        theirs: &'static str,
     },
 }
 

@@ -25,7 +25,7 @@ fn part(rank: usize, len: usize) -> Vec<f32> {
 #[test]
 fn sums_are_in_rank_order_and_the_same_bits_on_every_rank_at_every_size() {
     for size in 1..=8 {
-        for len in [0, 1, 7, 576, 8192, 8193, 50_000] {
+        for len in [0, 1, 7, 576, 8192, 8193, 50_000, 65_537, 200_000] {
             let mut expected = part(0, len);
             for rank in 1..size {
                 expected.iter_mut().zip(part(rank, len)).for_each(|(sum, x)| *sum += x);
@@ -94,6 +94,46 @@ fn an_aborted_group_refuses_every_later_call() {
         comm.barrier().is_err() && comm.all_gather(&[1.0], &mut [0.0; 2]).is_err()
     });
     assert_eq!(results, [true, true]);
+}
+
+#[test]
+fn long_gathers_and_broadcasts_go_through_in_pieces() {
+    let results = on_all(3, |comm| {
+        let rank = comm.rank().index();
+        let mine = part(rank, [150_000, 10, 65_536][rank]);
+        let mut all = vec![0.0; 150_000 + 10 + 65_536];
+        comm.all_gather(&mine, &mut all).unwrap();
+        let mut word = part(rank, 130_000);
+        comm.broadcast(&mut word, Rank(1)).unwrap();
+        comm.broadcast(&mut [], Rank(0)).unwrap();
+        (all, word)
+    });
+    let expected = [part(0, 150_000), part(1, 10), part(2, 65_536)].concat();
+    for (all, word) in results {
+        assert!(all == expected && word == part(1, 130_000));
+    }
+}
+
+#[test]
+fn a_rank_that_ends_frees_those_that_wait_for_it() {
+    let results = on_all(3, |comm| {
+        if comm.rank() == Rank(2) {
+            // As on unwinding from a panic: the rank is dropped without another word.
+            drop(std::mem::replace(comm, LocalGroup::new(1).remove(0)));
+            return None;
+        }
+        Some(comm.all_reduce_sum(&mut [1.0; 4]).unwrap_err().to_string())
+    });
+    assert_eq!(results[0].as_deref(), Some("collective aborted on rank 0: rank 2 left the group"));
+}
+
+#[test]
+fn ranks_that_call_different_operations_get_an_error() {
+    let results = on_all(2, |comm| {
+        let result = if comm.rank() == Rank(0) { comm.all_reduce_sum(&mut [1.0; 4]) } else { comm.barrier() };
+        result.unwrap_err().to_string()
+    });
+    assert!(results[0].contains("called all_reduce_sum while rank 1 called barrier"), "{results:?}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use consort_kernels::{
 };
 
 use super::{
-    Model, ModelError,
+    Model, ModelError, kv_layout,
     layers::{
         Activations, LogitGather, ParallelAttention, ParallelMlp, StepGeometry, VocabParallelEmbedding,
     },
@@ -24,7 +24,7 @@ use crate::{
     collective::Collective,
     config::ModelConfig,
     ids::Rank,
-    kv::{KvElement, KvStore},
+    kv::{KvElement, KvLayout, KvStore},
     partition::{Partition, Share},
 };
 
@@ -43,6 +43,7 @@ pub(super) struct Llama<T> {
     kept: Buffer<T>,
     kept_rows: usize,
     gather: LogitGather,
+    kv_layout: KvLayout,
     max_batch_tokens: usize,
     workspace_bytes: u64,
 }
@@ -66,7 +67,8 @@ impl<T: KvElement> Llama<T> {
     ) -> Result<Self, LoadError> {
         let (config, share) = (checkpoint.config(), partition.share(rank));
         let loader = Loader::new(device, checkpoint, bytes_of_share::<T>(config, share), progress);
-        let pages = PageShape::new(options.block_size, share.kv_heads.len(), config.head_dim)?;
+        let kv_layout = kv_layout(config, share, options.dtype, options.block_size)?;
+        let pages = kv_layout.pages;
         let embedding = VocabParallelEmbedding::load(&loader, "model.embed_tokens.weight", share, config)?;
         let layers = (0..config.num_layers)
             .map(|layer| Layer::load(&loader, &format!("model.layers.{layer}"), share, config, pages))
@@ -98,6 +100,7 @@ impl<T: KvElement> Llama<T> {
             kept,
             kept_rows: 0,
             gather,
+            kv_layout,
             max_batch_tokens: tokens,
             workspace_bytes: workspace.bytes(),
         })
@@ -148,11 +151,18 @@ impl<T: KvElement> Model for Llama<T> {
         kv: &mut KvStore,
         comm: &mut dyn Collective,
     ) -> Result<(), ModelError> {
-        batch.check(self.max_batch_tokens, self.config.vocab_size, kv.layout().pages.block_size)?;
+        if *kv.layout() != self.kv_layout {
+            let (got, expected) = (kv.layout(), self.kv_layout);
+            return Err(ModelError::Batch(format!(
+                "the KV store is laid out as {got:?}, the model as {expected:?}"
+            )));
+        }
+        let block_size = self.kv_layout.pages.block_size();
+        batch.check(self.max_batch_tokens, self.config.vocab_size, block_size, kv.num_blocks())?;
         let (device, rows) = (self.device.clone(), batch.tokens.len());
         let (len, eps) = (rows * self.config.hidden_size, self.config.rms_norm_eps);
         self.kept_rows = 0;
-        self.geometry.prepare(&device, batch, kv.layout().pages.block_size)?;
+        self.geometry.prepare(&device, batch, block_size)?;
         let act = &mut self.activations;
         self.embedding.forward(&device, &batch.tokens, &mut act.residual, comm)?;
         for (at, layer) in self.layers.iter().enumerate() {

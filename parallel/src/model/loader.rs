@@ -10,9 +10,6 @@ use consort_kernels::{
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 
-/// Rows read from the checkpoint at a time: one group of the packed layout, so that its lines stay in cache.
-const ROWS_AT_ONCE: usize = 32;
-
 /// What a model is loaded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
@@ -67,19 +64,12 @@ impl<'a> Loader<'a> {
         let cols = parts.first().map_or(0, |part| part.cols.len());
         let rows = parts.iter().map(|part| part.rows.len()).sum();
         let mut weight = Weight::zeros(self.device, rows, cols, what)?;
-        let mut values = vec![0.0; ROWS_AT_ONCE * cols];
-        let mut first = 0;
+        let checkpoint = self.checkpoint;
+        weight.fill(self.device, |rows, values| read(checkpoint, parts, rows, values))?;
         for part in parts {
-            for start in part.rows.clone().step_by(ROWS_AT_ONCE) {
-                let chunk = start..part.rows.end.min(start + ROWS_AT_ONCE);
-                let values = &mut values[..chunk.len() * cols];
-                self.checkpoint.read_rows(part.name, chunk.clone(), part.cols.clone(), values)?;
-                weight.set_rows(first, values)?;
-                first += chunk.len();
-                self.count((values.len() * T::DTYPE.bytes()) as u64);
-            }
             self.checkpoint.release_rows(part.name, part.rows.clone());
         }
+        self.count((rows * cols * T::DTYPE.bytes()) as u64);
         Ok(weight)
     }
 
@@ -95,4 +85,25 @@ impl<'a> Loader<'a> {
         self.loaded.set(self.loaded.get() + bytes);
         (self.progress)(self.loaded.get(), self.total);
     }
+}
+
+/// Rows of the matrix that `parts` make up.
+fn read(
+    checkpoint: &Checkpoint,
+    parts: &[Part<'_>],
+    rows: Range<usize>,
+    values: &mut [f32],
+) -> Result<(), CheckpointError> {
+    let (mut first, mut rest) = (0, values);
+    for part in parts {
+        let within = |row: usize| row.clamp(first, first + part.rows.len()) - first + part.rows.start;
+        let wanted = within(rows.start)..within(rows.end);
+        let (values, after) = rest.split_at_mut(wanted.len() * part.cols.len());
+        if !wanted.is_empty() {
+            checkpoint.read_rows(part.name, wanted, part.cols.clone(), values)?;
+        }
+        rest = after;
+        first += part.rows.len();
+    }
+    Ok(())
 }

@@ -59,6 +59,7 @@ fn weights_shift_the_shares_and_nobody_is_left_without_attention() {
     assert_eq!(lens(&partition, |s| &s.kv_heads), [4, 2, 2]);
     let partition = Partition::new(&model(32, 8, 4096, 32_000), 3, Some(&[1000.0, 1.0, 1.0])).unwrap();
     assert_eq!(lens(&partition, |s| &s.kv_heads), [6, 1, 1]);
+    assert_eq!(lens(&partition, |s| &s.columns), [3968, 64, 64]);
 }
 
 #[test]

@@ -2,7 +2,10 @@
 
 use std::{path::PathBuf, sync::Arc, thread};
 
-use consort_kernels::{DType, device::Device};
+use consort_kernels::{
+    DType,
+    device::{Device, Isa},
+};
 use consort_parallel::{
     batch::{Batch, BatchSpan},
     checkpoint::Checkpoint,
@@ -26,17 +29,45 @@ pub(crate) fn floats(path: PathBuf) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
-/// Logits `[tokens, vocabulary]` of each of several token sequences, computed by `width` ranks; prompts are fed in
-/// chunks of `chunk` tokens. Asserts that all ranks hold the same bits.
+/// How a group computes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    pub(crate) width: usize,
+    pub(crate) dtype: DType,
+    /// Most tokens of one step.
+    pub(crate) chunk: usize,
+    pub(crate) threads: usize,
+    pub(crate) isa: Isa,
+    /// Whether all sequences advance in the same steps, each by a share of `chunk`, instead of one after the other.
+    pub(crate) together: bool,
+}
+
+impl Setup {
+    pub(crate) fn new(width: usize, dtype: DType, chunk: usize) -> Self {
+        let threads = if width == 1 { 2 } else { 1 };
+        Setup { width, dtype, chunk, threads, isa: Isa::detect(), together: false }
+    }
+}
+
+/// Logits `[tokens, vocabulary]` of each of several token sequences, computed as `setup` says. Asserts that all ranks hold the same bits.
 pub(crate) fn teacher_forced(
     checkpoint: &Arc<Checkpoint>,
-    width: usize,
-    dtype: DType,
-    chunk: usize,
+    setup: Setup,
     sequences: &[Vec<u32>],
 ) -> Vec<Vec<f32>> {
-    let partition = &Partition::new(checkpoint.config(), width, None).unwrap();
-    let longest = sequences.iter().map(Vec::len).max().unwrap();
+    teacher_forced_weighted(checkpoint, setup, None, sequences)
+}
+
+/// The same with shares in proportion to `weights`.
+pub(crate) fn teacher_forced_weighted(
+    checkpoint: &Arc<Checkpoint>,
+    setup: Setup,
+    weights: Option<&[f32]>,
+    sequences: &[Vec<u32>],
+) -> Vec<Vec<f32>> {
+    let Setup { width, dtype, chunk, threads, isa, together } = setup;
+    let partition = &Partition::new(checkpoint.config(), width, weights).unwrap();
+    let blocks: usize = sequences.iter().map(|tokens| tokens.len().div_ceil(BLOCK_SIZE)).sum();
     let options = &LoadOptions { dtype, max_batch_tokens: chunk, block_size: BLOCK_SIZE };
     let mut results: Vec<Vec<Vec<f32>>> = thread::scope(|scope| {
         let ranks: Vec<_> = LocalGroup::new(width)
@@ -44,14 +75,14 @@ pub(crate) fn teacher_forced(
             .map(|mut comm| {
                 scope.spawn(move || {
                     let rank = comm.rank();
-                    let device = Device::cpu(if width == 1 { 2 } else { 1 }).unwrap();
+                    let device = Device::cpu_with(threads, isa).unwrap();
                     let mut model = load(&device, checkpoint, partition, rank, options, &|_, _| {}).unwrap();
                     let share = partition.share(rank);
                     let layout = kv_layout(checkpoint.config(), share, dtype, BLOCK_SIZE).unwrap();
-                    let mut kv = KvStore::new(&device, layout, longest.div_ceil(BLOCK_SIZE) + 1).unwrap();
-                    let run =
-                        |tokens: &Vec<u32>| one_sequence(&mut *model, &mut kv, &mut comm, chunk, tokens);
-                    sequences.iter().map(run).collect()
+                    let mut kv = KvStore::new(&device, layout, blocks).unwrap();
+                    let mut run =
+                        |part: &[Vec<u32>]| some_sequences(&mut *model, &mut kv, &mut comm, chunk, part);
+                    if together { run(sequences) } else { sequences.chunks(1).flat_map(run).collect() }
                 })
             })
             .collect();
@@ -62,33 +93,50 @@ pub(crate) fn teacher_forced(
     first
 }
 
-fn one_sequence(
+/// Feeds sequences side by side, each step a share of `chunk` from every one that has tokens left.
+fn some_sequences(
     model: &mut dyn Model,
     kv: &mut KvStore,
     comm: &mut dyn Collective,
     chunk: usize,
-    tokens: &[u32],
-) -> Vec<f32> {
-    // Blocks in descending order, so that a table is never the identity.
-    let blocks: Vec<BlockId> = (0..kv.num_blocks() as u32).rev().map(BlockId).collect();
-    let mut all = Vec::new();
-    for first in (0..tokens.len()).step_by(chunk) {
-        let last = tokens.len().min(first + chunk);
-        let rows = last - first;
-        let batch = Batch {
-            tokens: tokens[first..last].to_vec(),
-            positions: (first as u32..last as u32).collect(),
-            spans: vec![BatchSpan { rows: 0..rows, context_len: last, table: 0..blocks.len() }],
-            blocks: blocks.clone(),
-            output_rows: (0..rows).collect(),
-        };
+    sequences: &[Vec<u32>],
+) -> Vec<Vec<f32>> {
+    let mut logits = vec![Vec::new(); sequences.len()];
+    let mut fed = vec![0; sequences.len()];
+    let share = chunk / sequences.len();
+    while fed.iter().zip(sequences).any(|(fed, tokens)| *fed < tokens.len()) {
+        let mut batch = Batch::default();
+        let mut owners = Vec::new();
+        // Blocks in descending order, so that a table is never the identity.
+        let mut free = (0..kv.num_blocks() as u32).rev().map(BlockId);
+        for (at, tokens) in sequences.iter().enumerate() {
+            let table = batch.blocks.len();
+            batch.blocks.extend(free.by_ref().take(tokens.len().div_ceil(BLOCK_SIZE)));
+            let new = fed[at]..tokens.len().min(fed[at] + share);
+            if new.is_empty() {
+                continue;
+            }
+            let first = batch.tokens.len();
+            batch.tokens.extend(&tokens[new.clone()]);
+            batch.positions.extend(new.start as u32..new.end as u32);
+            owners.extend(std::iter::repeat_n(at, new.len()));
+            let (rows, table) = (first..batch.tokens.len(), table..batch.blocks.len());
+            batch.spans.push(BatchSpan { rows, context_len: new.end, table });
+            fed[at] = new.end;
+        }
+        let rows = batch.tokens.len();
+        batch.output_rows = (0..rows).collect();
         model.forward(&batch, kv, comm).unwrap();
         for start in (0..rows).step_by(model.logit_rows_max()) {
             let end = rows.min(start + model.logit_rows_max());
-            all.extend_from_slice(model.logits(start..end, comm).unwrap());
+            let vocabulary = model.vocab_size();
+            for (row, values) in model.logits(start..end, comm).unwrap().chunks_exact(vocabulary).enumerate()
+            {
+                logits[owners[start + row]].extend_from_slice(values);
+            }
         }
     }
-    all
+    logits
 }
 
 /// Largest and root-mean-square difference.

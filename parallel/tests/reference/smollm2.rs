@@ -10,7 +10,7 @@ use consort_parallel::checkpoint::Checkpoint;
 use safetensors::{Dtype as SafeDtype, tensor::TensorView};
 use serde_json::{Value, json};
 
-use crate::harness::{Differences, fixtures, floats, teacher_forced, top};
+use crate::harness::{Differences, Setup, fixtures, floats, teacher_forced, top};
 
 struct Prompt {
     name: String,
@@ -123,7 +123,7 @@ fn compare(
 ) -> Differences {
     let forced: Vec<Vec<u32>> =
         reference.prompts.iter().map(|p| [&p.tokens[..], &p.greedy[..]].concat()).collect();
-    let got = teacher_forced(checkpoint, width, dtype, 256, &forced);
+    let got = teacher_forced(checkpoint, Setup::new(width, dtype, 256), &forced);
     let mut differences = Differences::default();
     let vocabulary = reference.vocabulary;
     for (prompt, logits) in reference.prompts.iter().zip(&got) {

@@ -1,10 +1,10 @@
 //! Two random checkpoints of every shape that is awkward: untied and tied, llama3 scaling, odd widths.
 
-use consort_kernels::DType;
+use consort_kernels::{DType, device::Isa};
 use consort_parallel::checkpoint::Checkpoint;
 use serde_json::Value;
 
-use crate::harness::{Differences, fixtures, floats, teacher_forced};
+use crate::harness::{Differences, Setup, fixtures, floats, teacher_forced, teacher_forced_weighted};
 
 /// Logits of the two prompts of a fixture, and the largest one.
 fn reference(name: &str) -> (Vec<Vec<u32>>, Vec<Vec<f32>>) {
@@ -36,7 +36,7 @@ fn compare(name: &str, widths: impl Iterator<Item = usize>) {
     let (prompts, expected) = reference(name);
     for width in widths {
         for chunk in [1000, 7] {
-            let got = teacher_forced(&checkpoint, width, DType::F32, chunk, &prompts);
+            let got = teacher_forced(&checkpoint, Setup::new(width, DType::F32, chunk), &prompts);
             let mut differences = Differences::default();
             for (got, expected) in got.iter().zip(&expected) {
                 assert_eq!(got.len(), expected.len());
@@ -56,4 +56,50 @@ fn llama3_scaled_model_with_its_own_head_equals_transformers_at_widths_1_to_4() 
 #[test]
 fn odd_heads_and_a_prime_vocabulary_equal_transformers_at_widths_1_to_9() {
     compare("tiny_llama_odd", 1..=9);
+}
+
+#[test]
+fn logits_are_the_same_bits_in_any_company_chunk_team_and_instruction_set() {
+    for name in ["tiny_llama", "tiny_llama_odd"] {
+        let checkpoint = Checkpoint::open(&fixtures().join(name)).unwrap();
+        let (mut sequences, _) = reference(name);
+        sequences.push((0..70).map(|i| i * 31 % 263).collect());
+        sequences.push(vec![7]);
+        for dtype in [DType::F32, DType::BF16] {
+            for width in [1, 3] {
+                let plain = Setup::new(width, dtype, 1000);
+                let expected = teacher_forced(&checkpoint, plain, &sequences);
+                let mut others = vec![
+                    Setup { chunk: 1, ..plain },
+                    Setup { chunk: 7, ..plain },
+                    Setup { chunk: 8, together: true, ..plain },
+                    Setup { together: true, ..plain },
+                    Setup { threads: 3, chunk: 33, ..plain },
+                ];
+                let isas = Isa::ALL.into_iter().filter(|isa| isa.is_available());
+                others.extend(isas.map(|isa| Setup { isa, chunk: 20, together: true, ..plain }));
+                for setup in others {
+                    let got = teacher_forced(&checkpoint, setup, &sequences);
+                    for (got, expected) in got.iter().zip(&expected) {
+                        assert_eq!(got.len(), expected.len());
+                        let same = got.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                        assert!(same, "{name} {setup:?} differs from {plain:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn very_uneven_weights_leave_ranks_with_little_and_change_nothing() {
+    let checkpoint = Checkpoint::open(&fixtures().join("tiny_llama_odd")).unwrap();
+    let (prompts, expected) = reference("tiny_llama_odd");
+    for weights in [&[1.0, 50.0][..], &[40.0, 1.0, 1.0], &[1.0, 1.0, 1.0, 30.0]] {
+        let setup = Setup::new(weights.len(), DType::F32, 1000);
+        let got = teacher_forced_weighted(&checkpoint, setup, Some(weights), &prompts);
+        for (got, expected) in got.iter().flatten().zip(expected.iter().flatten()) {
+            assert!((got - expected).abs() < 1e-3, "{weights:?}");
+        }
+    }
 }
