@@ -2,6 +2,7 @@
 //! one call shows every violation.
 
 mod arrows;
+mod pure;
 mod sizes;
 mod source;
 mod unsafe_leaves;
@@ -46,6 +47,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     };
     judge("crate arrows", arrows::check(&workspace.metadata()?)?);
     judge("sizes", sizes::check(&sources, line_width_max));
+    judge("pure modules", pure::check(&sources, pure::PURE));
     judge("unsafe code", unsafe_leaves::check(&sources, unsafe_leaves::LEAVES));
 
     let mut ran = |name: &'static str, result: Result<()>| {

@@ -9,14 +9,14 @@ pub(super) const LEAVES: &[&str] = &[
     // Kernels' compute: SIMD intrinsics, and views of one buffer handed to the threads of a team.
     "kernels/src/attention/cpu.rs",
     "kernels/src/buffer.rs",
-    "kernels/src/embedding/mod.rs",
+    "kernels/src/embedding/cpu.rs",
     "kernels/src/linear/cpu.rs",
     "kernels/src/rms_norm/cpu.rs",
-    "kernels/src/rope/mod.rs",
+    "kernels/src/rope/cpu.rs",
     "kernels/src/simd/",
     "kernels/src/swiglu/cpu.rs",
     "kernels/src/team.rs",
-    // The operating system: memory, affinity.
+    // The operating system: memory; and parts of one slice for several threads.
     "kernels/src/sys/",
     // Files mapped into memory.
     "parallel/src/checkpoint/mapped.rs",
