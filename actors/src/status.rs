@@ -56,7 +56,7 @@ pub enum EnsembleState {
     Draining,
     /// All actors and threads have ended.
     Stopped,
-    /// The group was lost more often than its supervisor tolerates.
+    /// The group was lost more often than is tolerated, or one of its ranks hangs. Nothing restarts from here.
     Failed {
         /// The last loss.
         reason: String,

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex,
+        Arc, Condvar, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -27,6 +27,10 @@ pub(super) enum Fault {
     Load,
     /// Building panics.
     LoadPanic,
+    /// Building blocks until [`FakeFactory::release`].
+    LoadHang,
+    /// Building takes [`SLOW_LOAD`], and says so all the while.
+    LoadSlow,
     /// `execute` panics.
     Panic,
     /// `execute` fails.
@@ -39,6 +43,42 @@ pub(super) enum Fault {
     Nonsense,
 }
 
+/// See [`Fault::LoadSlow`].
+pub(super) const SLOW_LOAD: Duration = Duration::from_millis(3500);
+
+/// Holds threads back. Open at first.
+#[derive(Default)]
+pub(super) struct Latch {
+    /// How many may still pass; `None` lets all pass.
+    permits: Mutex<Option<u64>>,
+    changed: Condvar,
+}
+
+impl Latch {
+    pub(super) fn close(&self) {
+        *self.permits.lock().unwrap() = Some(0);
+    }
+
+    /// Lets `count` more pass.
+    pub(super) fn allow(&self, count: u64) {
+        *self.permits.lock().unwrap().get_or_insert_default() += count;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn open(&self) {
+        *self.permits.lock().unwrap() = None;
+        self.changed.notify_all();
+    }
+
+    fn pass(&self) {
+        let permits = self.permits.lock().unwrap();
+        let mut permits = self.changed.wait_while(permits, |permits| *permits == Some(0)).unwrap();
+        if let Some(permits) = permits.as_mut() {
+            *permits -= 1;
+        }
+    }
+}
+
 /// Faults by rank and by the number of the build or of the step (of the rank's whole life) that they strike.
 pub(super) struct FakeFactory {
     faults: Mutex<Vec<(Rank, u64, Fault)>>,
@@ -47,8 +87,13 @@ pub(super) struct FakeFactory {
     /// Executors that exist.
     alive: Arc<AtomicU64>,
     released: Arc<AtomicBool>,
+    /// Every build passes it.
+    pub(super) build_latch: Latch,
+    /// Every executor passes it when it is dropped, out of the collective already.
+    pub(super) drop_latch: Latch,
+    /// Rank 0 passes it with every step, and the others wait for rank 0.
+    pub(super) step_latch: Latch,
     pub(super) step_time: Duration,
-    pub(super) build_time: Duration,
     pub(super) keeps_weights: bool,
 }
 
@@ -59,8 +104,10 @@ impl FakeFactory {
             builds: Mutex::default(),
             alive: Arc::default(),
             released: Arc::default(),
+            build_latch: Latch::default(),
+            drop_latch: Latch::default(),
+            step_latch: Latch::default(),
             step_time: Duration::ZERO,
-            build_time: Duration::ZERO,
             keeps_weights: true,
         }
     }
@@ -83,6 +130,12 @@ impl FakeFactory {
         self.released.store(true, Ordering::SeqCst);
     }
 
+    fn wait_for_release(&self) {
+        while !self.released.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn strikes(&self, rank: Rank, at: u64, candidates: &[Fault]) -> Option<Fault> {
         let mut faults = self.faults.lock().unwrap();
         let due =
@@ -102,17 +155,25 @@ impl ShardFactory for Shared {
         comm: Box<dyn Collective>,
         progress: &ProgressReporter,
     ) -> Result<Box<dyn ShardExecutor>, ShardError> {
-        std::thread::sleep(self.0.build_time);
+        self.0.build_latch.pass();
         let build = {
             let mut builds = self.0.builds.lock().unwrap();
             let count = builds.entry(rank).or_default();
             *count += 1;
             *count - 1
         };
-        match self.0.strikes(rank, build, &[Fault::Load, Fault::LoadPanic]) {
+        let faults = [Fault::Load, Fault::LoadPanic, Fault::LoadHang, Fault::LoadSlow];
+        match self.0.strikes(rank, build, &faults) {
             Some(Fault::Load) => {
                 let cause = std::io::Error::new(std::io::ErrorKind::NotFound, "model.safetensors is missing");
                 return Err(ShardError::load(cause));
+            }
+            Some(Fault::LoadHang) => self.0.wait_for_release(),
+            Some(Fault::LoadSlow) => {
+                for part in 0..100 {
+                    std::thread::sleep(SLOW_LOAD / 100);
+                    progress.report(part, 100);
+                }
             }
             Some(fault) => panic!("injected {fault:?}"),
             None => {}
@@ -160,12 +221,11 @@ impl ShardExecutor for FakeExecutor {
             Some(Fault::Error) => {
                 return Err(ShardError::Plan { step: plan.step, what: "injected error".into() });
             }
-            Some(Fault::Hang) => {
-                while !self.factory.released.load(Ordering::SeqCst) {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-            }
+            Some(Fault::Hang) => self.factory.wait_for_release(),
             _ => {}
+        }
+        if self.rank == Rank(0) {
+            self.factory.step_latch.pass();
         }
         // Where a real rank would wait for its peers.
         self.comm.barrier().map_err(|error| ShardError::Aborted { reason: error.to_string() })?;
@@ -217,6 +277,8 @@ impl ShardExecutor for FakeExecutor {
 
 impl Drop for FakeExecutor {
     fn drop(&mut self) {
+        self.comm.abort_handle().abort("a member left the group");
+        self.factory.drop_latch.pass();
         self.factory.alive.fetch_sub(1, Ordering::SeqCst);
     }
 }

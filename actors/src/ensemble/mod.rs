@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     error::EnsembleError,
+    group::SILENCE_MAX,
     request::{GenerationError, Request, SubmitError},
     scheduler::{GENERATION_QUEUE_EVENTS, SchedulerMessage, Submission},
     shard::ProgressCallback,
@@ -56,8 +57,17 @@ impl Ensemble {
         spec: EnsembleSpec,
         progress: Option<ProgressCallback>,
     ) -> Result<Self, EnsembleError> {
+        Self::start_watched(spec, progress, SILENCE_MAX).await
+    }
+
+    /// As [`Self::start`], with ranks that may be silent for `silence_max`.
+    async fn start_watched(
+        spec: EnsembleSpec,
+        progress: Option<ProgressCallback>,
+        silence_max: Duration,
+    ) -> Result<Self, EnsembleError> {
         spec.check()?;
-        let shared = Arc::new(Shared::new(spec, progress));
+        let shared = Arc::new(Shared::new(spec, progress, silence_max));
         let (first_load, loaded) = oneshot::channel();
         let arguments = SupervisorArguments { shared: Arc::clone(&shared), first_load };
         let spawned = Actor::spawn(None, SupervisorActor, arguments).await;

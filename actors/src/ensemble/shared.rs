@@ -1,8 +1,11 @@
 //! What the handle and the actors of one ensemble share. There are no process-wide statics.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use consort_parallel::ids::Rank;
@@ -24,6 +27,10 @@ pub(crate) struct Shared {
     pub(crate) board: Arc<StatusBoard>,
     pub(crate) gate: Arc<Gate>,
     pub(crate) threads: ThreadLedger,
+    /// How long ranks may be silent.
+    pub(crate) silence_max: Duration,
+    /// Progress reports of loading ranks so far: the sign that a rank which builds is alive.
+    pub(crate) load_reports: Arc<AtomicU64>,
     next_epoch: AtomicU64,
     port: Mutex<Port>,
 }
@@ -35,7 +42,7 @@ struct Port {
 }
 
 impl Shared {
-    pub(crate) fn new(spec: EnsembleSpec, progress: Option<ProgressCallback>) -> Self {
+    pub(crate) fn new(spec: EnsembleSpec, progress: Option<ProgressCallback>, silence_max: Duration) -> Self {
         let ranks = (0..spec.ranks).map(|index| {
             let rank = Rank(index as u16);
             let share = spec.factory.describe(rank);
@@ -69,6 +76,8 @@ impl Shared {
             board: Arc::new(StatusBoard::new(status)),
             gate: Arc::new(Gate { limit: spec.scheduler.max_waiting_requests, waiting: AtomicUsize::new(0) }),
             threads: ThreadLedger::default(),
+            silence_max,
+            load_reports: Arc::default(),
             next_epoch: AtomicU64::new(0),
             port: Mutex::new(Port { scheduler: None, next_sequence: 0 }),
             spec,

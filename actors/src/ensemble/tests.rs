@@ -2,7 +2,7 @@
 
 use std::{
     error::Error,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -10,7 +10,7 @@ use consort_kernels::sampling::SamplingParams;
 
 use super::{
     Ensemble, EnsembleSpec, Generation,
-    faults::{FakeFactory, Fault, Shared as SharedFactory, VOCAB, fake_draw},
+    faults::{FakeFactory, Fault, SLOW_LOAD, Shared as SharedFactory, VOCAB, fake_draw},
 };
 use crate::{
     CacheSpec, EnsembleError, EnsembleState, FinishReason, GenerationError, GenerationEvent, Request,
@@ -151,29 +151,41 @@ async fn two_hundred_concurrent_requests_equal_their_solo_runs() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dropped_stream_frees_its_blocks_within_two_steps() {
-    let mut factory = FakeFactory::new();
-    factory.step_time = Duration::from_millis(20);
+    let factory = FakeFactory::new();
+    factory.step_latch.close();
     let (ensemble, factory) = start(factory).await;
-    let mut generation = ensemble.submit(request(0, 40, 900)).unwrap();
-    assert!(generation.next().await.is_some());
-    assert!(ensemble.status().used_blocks >= 10);
-    let before = ensemble.status().steps;
-    drop(generation);
+    let staying = ensemble.submit(request(0, 4, 900)).unwrap();
+    let dropped = ensemble.submit(request(0, 400, 500)).unwrap();
+    // 404 prompt tokens take seven steps; two steps are under way at any time, and wait at the latch.
+    factory.step_latch.allow(10);
+    until("ten steps are absorbed", || ensemble.status().steps == 10).await;
+    let status = ensemble.status();
+    assert_eq!(status.running, 2);
+    assert!(status.used_blocks > 100, "{}", status.used_blocks);
+
+    drop(dropped);
+    until("the cancellation is seen", || ensemble.status().finished.cancelled == 1).await;
+    let status = ensemble.status();
+    assert_eq!((status.steps, status.running), (10, 1));
+    assert!(status.used_blocks > 100, "steps under way may still write its blocks");
+
+    factory.step_latch.allow(2);
+    until("two more steps are absorbed", || ensemble.status().steps == 12).await;
+    // What stays has its prompt, a token of each step, and those of two planned steps.
+    let share = (4 + 12 + 2_usize).div_ceil(4);
+    let used = ensemble.status().used_blocks;
+    assert!((1..=share).contains(&used), "{used} blocks are used, {share} by the request that stays");
+    factory.step_latch.open();
+    drop(staying);
     until("blocks are free", || ensemble.status().used_blocks == 0).await;
-    // One more may have been absorbed before the cancellation was read.
-    let steps = ensemble.status().steps - before;
-    assert!(steps <= 3, "{steps} steps");
-    assert_eq!(ensemble.status().finished.cancelled, 1);
-    assert_eq!((ensemble.status().running, ensemble.status().waiting), (0, 0));
     finish(ensemble, &factory).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_shard_ends_open_requests_and_restarts_alone() {
     for (fault, message) in [(Fault::Panic, "injected panic"), (Fault::Error, "injected error")] {
-        let mut factory = FakeFactory::new().with_fault(1, 10, fault);
-        factory.build_time = Duration::from_millis(50);
-        let (ensemble, factory) = start(factory).await;
+        let (ensemble, factory) = start(FakeFactory::new().with_fault(1, 10, fault)).await;
+        factory.build_latch.close();
         let (tokens, last) = read(ensemble.submit(request(0, 4, 500)).unwrap()).await;
         let GenerationEvent::Failed(GenerationError::ShardLost { reason }) = last else { panic!("{last:?}") };
         assert!(reason.contains("rank 1") && reason.contains(message), "{reason}");
@@ -184,6 +196,7 @@ async fn a_lost_shard_ends_open_requests_and_restarts_alone() {
         let status = ensemble.status();
         assert!(matches!(status.state, EnsembleState::Restarting { attempt: 1, .. }), "{:?}", status.state);
 
+        factory.build_latch.open();
         until_ready(&ensemble).await;
         let (tokens, last) = read(ensemble.submit(request(0, 4, 30)).unwrap()).await;
         assert_eq!(tokens, expected(&request(0, 4, 30)));
@@ -194,6 +207,24 @@ async fn a_lost_shard_ends_open_requests_and_restarts_alone() {
         assert_eq!(status.ranks.iter().map(|rank| rank.restarts).collect::<Vec<_>>(), [0, 1, 0]);
         finish(ensemble, &factory).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn survivors_that_notice_first_do_not_hide_the_cause() {
+    let (ensemble, factory) = start(FakeFactory::new().with_fault(1, 10, Fault::Panic)).await;
+    factory.drop_latch.close();
+    let lost = tokio::spawn(read(ensemble.submit(request(0, 4, 500)).unwrap()));
+    // Long enough for the survivors to report that the collective was aborted, while rank 1 frees its memory.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(ensemble.status().epoch, 0);
+    factory.drop_latch.open();
+    let GenerationEvent::Failed(GenerationError::ShardLost { reason }) = lost.await.unwrap().1 else {
+        panic!()
+    };
+    assert!(reason.contains("rank 1: the compute thread panicked"), "{reason}");
+    until_ready(&ensemble).await;
+    assert_eq!((ensemble.status().epoch, factory.builds()), (1, vec![1, 2, 1]));
+    finish(ensemble, &factory).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -247,16 +278,158 @@ async fn the_scheduler_s_end_takes_the_group_with_it() {
     let mut factory = FakeFactory::new();
     factory.step_time = Duration::from_millis(5);
     let (ensemble, factory) = start(factory).await;
+    read(ensemble.submit(request(0, 4, 20)).unwrap()).await;
+    until("the end is counted", || ensemble.status().finished.length == 1).await;
     let mut generation = ensemble.submit(request(0, 4, 900)).unwrap();
     assert!(generation.next().await.is_some());
+    until("the request's first token is counted", || ensemble.status().generated_tokens > 20).await;
+    let before = ensemble.status();
     ensemble.inner.shared.scheduler().unwrap().kill();
     let (_, last) = read(generation).await;
     assert!(matches!(last, GenerationEvent::Failed(GenerationError::ShardLost { .. })), "{last:?}");
     until("restarted", || ensemble.status().epoch == 1 && ensemble.status().state == EnsembleState::Ready)
         .await;
+    let restarted = ensemble.status();
+    assert_eq!((restarted.running, restarted.waiting, restarted.used_blocks), (0, 0, 0));
+    assert!(restarted.steps >= before.steps && restarted.generated_tokens >= before.generated_tokens);
+    assert_eq!(restarted.prompt_tokens, 8);
+    assert_eq!((restarted.finished.length, restarted.finished.failed), (1, 1), "what was open has failed");
+
     let (tokens, _) = read(ensemble.submit(request(0, 4, 30)).unwrap()).await;
     assert_eq!(tokens, expected(&request(0, 4, 30)));
+    until("the end is counted", || ensemble.status().finished.length == 2).await;
+    let after = ensemble.status();
+    assert_eq!((after.prompt_tokens, after.finished.failed), (12, 1));
+    assert_eq!(after.generated_tokens, restarted.generated_tokens + 30, "counters go on where they were");
+    assert!(after.steps >= restarted.steps + 30);
     assert_eq!(factory.builds(), [2, 2, 2]);
+    finish(ensemble, &factory).await;
+}
+
+/// Short enough to wait for, and far beyond what a fake step takes on a busy machine.
+const SILENCE: Duration = Duration::from_millis(1500);
+
+async fn start_watched(factory: FakeFactory) -> (Ensemble, Arc<FakeFactory>) {
+    let factory = Arc::new(factory);
+    (Ensemble::start_watched(spec(&factory), None, SILENCE).await.unwrap(), factory)
+}
+
+async fn until_failed(ensemble: &Ensemble) -> String {
+    until("failed", || matches!(ensemble.status().state, EnsembleState::Failed { .. })).await;
+    let EnsembleState::Failed { reason } = ensemble.status().state else { unreachable!("failed is final") };
+    reason
+}
+
+/// Shuts down with one thread that hangs, and then lets it go.
+async fn finish_hung(ensemble: Ensemble, factory: &FakeFactory) {
+    ensemble.shutdown(Duration::ZERO).await;
+    assert_eq!(ensemble.status().state, EnsembleState::Stopped);
+    assert_eq!(ensemble.inner.shared.threads.reap(), 1, "only the hung thread is left");
+    factory.release();
+    until("the thread ends by itself", || ensemble.inner.shared.threads.reap() == 0).await;
+    assert_eq!(factory.alive(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_that_hangs_is_named_and_fails_the_ensemble() {
+    let (ensemble, factory) = start_watched(FakeFactory::new().with_fault(1, 4, Fault::Hang)).await;
+    let (tokens, last) = read(ensemble.submit(request(0, 4, 900)).unwrap()).await;
+    let GenerationEvent::Failed(GenerationError::ShardLost { reason }) = last else { panic!("{last:?}") };
+    assert!(
+        reason.starts_with("step 4 was not answered for 1.5s by") && reason.contains("rank 1"),
+        "{reason}"
+    );
+    assert_eq!(tokens, expected(&request(0, 4, 4)), "what was streamed before is right");
+    assert!(matches!(ensemble.submit(request(0, 4, 5)), Err(SubmitError::NotReady(_))));
+
+    let reason = until_failed(&ensemble).await;
+    println!("{reason}");
+    let named = "epoch 1 was not joined for 1.5s by rank 1, after: step 4 was not answered";
+    assert!(reason.starts_with(named), "those that only waited for rank 1 are not blamed: {reason}");
+    assert_eq!(ensemble.status().ranks[1].state, ShardState::Lost);
+    let refusal = ensemble.submit(request(0, 4, 5)).unwrap_err().to_string();
+    assert!(refusal.contains(named), "{refusal}");
+    assert_eq!(factory.builds(), [1, 1, 1], "a hung thread keeps its memory, so no successor is built");
+    finish_hung(ensemble, &factory).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_that_answers_late_joins_the_next_epoch() {
+    let (ensemble, factory) = start_watched(FakeFactory::new().with_fault(1, 4, Fault::Hang)).await;
+    let (_, last) = read(ensemble.submit(request(0, 4, 900)).unwrap()).await;
+    assert!(matches!(last, GenerationEvent::Failed(GenerationError::ShardLost { .. })), "{last:?}");
+    factory.release();
+    until_ready(&ensemble).await;
+    let (tokens, _) = read(ensemble.submit(request(0, 4, 30)).unwrap()).await;
+    assert_eq!(tokens, expected(&request(0, 4, 30)));
+    assert_eq!((ensemble.status().epoch, factory.builds()), (1, vec![1, 1, 1]));
+    finish(ensemble, &factory).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_that_hangs_in_its_restart_fails_the_ensemble() {
+    let factory = FakeFactory::new().with_fault(1, 4, Fault::Panic).with_fault(1, 1, Fault::LoadHang);
+    let (ensemble, factory) = start_watched(factory).await;
+    read(ensemble.submit(request(0, 4, 900)).unwrap()).await;
+    let reason = until_failed(&ensemble).await;
+    let named = "epoch 1 was not joined for 1.5s by rank 1, after: rank 1: the compute thread panicked";
+    assert!(reason.starts_with(named), "{reason}");
+    finish_hung(ensemble, &factory).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_that_loads_for_long_and_says_so_is_waited_for() {
+    assert!(SLOW_LOAD > 2 * SILENCE);
+    let factory = FakeFactory::new().with_fault(1, 4, Fault::Panic).with_fault(1, 1, Fault::LoadSlow);
+    let (ensemble, factory) = start_watched(factory).await;
+    read(ensemble.submit(request(0, 4, 900)).unwrap()).await;
+    until("it plays again, or gives up", || {
+        !matches!(ensemble.status().state, EnsembleState::Restarting { .. })
+    })
+    .await;
+    assert_eq!((ensemble.status().state, ensemble.status().epoch), (EnsembleState::Ready, 1));
+    finish(ensemble, &factory).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_ensemble_is_not_taken_for_a_silent_one() {
+    let (ensemble, factory) = start_watched(FakeFactory::new()).await;
+    tokio::time::sleep(2 * SILENCE).await;
+    let (tokens, _) = read(ensemble.submit(request(0, 4, 30)).unwrap()).await;
+    assert_eq!((tokens, ensemble.status().epoch), (expected(&request(0, 4, 30)), 0));
+    finish(ensemble, &factory).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_thread_costs_one_restart() {
+    let (ensemble, factory) = start(FakeFactory::new().with_fault(1, 10, Fault::Panic)).await;
+    ensemble.inner.shared.threads.refusals.store(2, Ordering::SeqCst);
+    read(ensemble.submit(request(0, 4, 500)).unwrap()).await;
+    until_ready(&ensemble).await;
+    assert_eq!(
+        (ensemble.status().epoch, factory.builds()),
+        (3, vec![1, 2, 1]),
+        "survivors keep their weights"
+    );
+
+    // A new group whose first thread is refused.
+    ensemble.inner.shared.threads.refusals.store(1, Ordering::SeqCst);
+    ensemble.inner.shared.scheduler().unwrap().kill();
+    until("restarted", || ensemble.status().epoch == 5 && ensemble.status().state == EnsembleState::Ready)
+        .await;
+    let (tokens, _) = read(ensemble.submit(request(0, 4, 30)).unwrap()).await;
+    assert_eq!(tokens, expected(&request(0, 4, 30)));
+    finish(ensemble, &factory).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn threads_that_are_refused_again_and_again_fail_the_ensemble() {
+    let (ensemble, factory) = start(FakeFactory::new().with_fault(1, 10, Fault::Panic)).await;
+    ensemble.inner.shared.threads.refusals.store(100, Ordering::SeqCst);
+    read(ensemble.submit(request(0, 4, 500)).unwrap()).await;
+    let reason = until_failed(&ensemble).await;
+    assert!(reason.contains("rank 1: the compute thread could not be spawned: injected"), "{reason}");
+    assert!(reason.contains("after 5 restarts"), "{reason}");
     finish(ensemble, &factory).await;
 }
 

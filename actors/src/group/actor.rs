@@ -1,17 +1,20 @@
 //! The shard group's actor: scatter, gather, and form anew.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
 
 use consort_parallel::{
     collective::{AbortHandle, Collective, LocalGroup},
     ids::Rank,
 };
-use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorProcessingErr, ActorRef, SpawnErr, SupervisionEvent, concurrency::JoinHandle};
 use tokio::sync::oneshot;
 
 use super::{
     GroupMessage, RestartBudget,
-    state::{Gather, Incident},
+    state::{Gather, Incident, Silence, absent, names},
 };
 use crate::{
     ensemble::{Shared, THREAD_JOIN_MAX},
@@ -48,6 +51,14 @@ pub(crate) struct GroupState {
     gather: Gather,
     budget: RestartBudget,
     incident: Incident,
+    /// Whether a rank of this epoch has failed and is about to end: it explains what the others report.
+    failing: bool,
+    /// What the last loss was.
+    last_loss: String,
+    silence: Silence,
+    /// Progress reports of loading ranks that are known.
+    load_reports: u64,
+    _timer: Timer,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +79,18 @@ enum Loss {
     Trust,
     /// All ranks are sound, but the collective is not.
     Collective,
+    /// Ranks do not answer. Which of them hangs shows when the collective is aborted: those that only waited for it
+    /// join the next epoch.
+    Silence,
+}
+
+/// The group's timer; it ends with the group.
+struct Timer(JoinHandle<()>);
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// Aborts the collective when dropped, so that no thread stays in it whatever ends the group.
@@ -92,6 +115,8 @@ impl Actor for GroupActor {
         let GroupArguments { shared, scheduler, first_load } = arguments;
         let ranks = shared.spec.ranks;
         let (comms, abort) = new_collective(ranks);
+        let silence = Silence::new(shared.silence_max, Instant::now());
+        let timer = myself.send_interval(silence.check_period(), || GroupMessage::CheckSilence);
         let mut state = GroupState {
             epoch: shared.next_epoch(),
             shared,
@@ -104,8 +129,13 @@ impl Actor for GroupActor {
             gather: Gather::new(ranks),
             budget: RestartBudget::default(),
             incident: Incident::default(),
+            failing: false,
+            last_loss: String::new(),
+            silence,
+            load_reports: 0,
+            _timer: Timer(timer),
         };
-        state.join(&myself, comms, false).await?;
+        state.join(&myself, comms, false).await;
         Ok(state)
     }
 
@@ -120,22 +150,37 @@ impl Actor for GroupActor {
             GroupMessage::ShardLoaded { rank, epoch, weight_bytes, kv_bytes } => {
                 state.shard_loaded(&myself, rank, epoch, weight_bytes, kv_bytes);
             }
+            GroupMessage::ShardUnstarted { rank, epoch, error } => {
+                // A later epoch has tried again.
+                if epoch == state.epoch {
+                    state.shard_lost(&myself, rank, error).await;
+                }
+            }
             GroupMessage::ShardExecuted { rank, result } => {
                 if let Some(reason) = state.shard_executed(rank, result) {
-                    state.lose(&myself, Loss::Trust, reason).await?;
+                    state.lose(&myself, Loss::Trust, reason).await;
+                }
+            }
+            GroupMessage::ShardFailing { rank, epoch, reason } => {
+                // Its end follows once its memory is free, or has overtaken this message: supervision events do.
+                // Until then no rank waits for it, and each knows why.
+                if epoch == state.epoch {
+                    state.failing = true;
+                    state.collective.0.abort(&format!("{rank}: {reason}"));
                 }
             }
             GroupMessage::ShardAborted { rank, epoch, reason } => {
-                // Expected of survivors once this group has aborted, which also ends the epoch.
-                if state.phase == Phase::Playing && epoch == state.epoch {
-                    state.lose(&myself, Loss::Collective, format!("{rank}: {reason}")).await?;
+                // Expected of survivors once a rank fails or this group has aborted, which also ends the epoch.
+                if state.phase == Phase::Playing && epoch == state.epoch && !state.failing {
+                    state.lose(&myself, Loss::Collective, format!("{rank}: {reason}")).await;
                 }
             }
             GroupMessage::ResultRefused { epoch, reason } => {
                 if state.phase == Phase::Playing && epoch == state.epoch {
-                    state.lose(&myself, Loss::Trust, reason).await?;
+                    state.lose(&myself, Loss::Trust, reason).await;
                 }
             }
+            GroupMessage::CheckSilence => state.check_silence(&myself, Instant::now()).await,
         }
         Ok(())
     }
@@ -160,7 +205,8 @@ impl Actor for GroupActor {
         let Some(index) = state.shards.iter().position(is_it) else { return Ok(()) };
         state.shards[index] = None;
         let rank = Rank(index as u16);
-        state.shard_lost(&myself, rank, error).await
+        state.shard_lost(&myself, rank, error).await;
+        Ok(())
     }
 
     async fn post_stop(
@@ -178,6 +224,9 @@ impl GroupState {
     fn execute(&mut self, plan: &Arc<StepPlan>) {
         if self.phase != Phase::Playing || plan.epoch != self.epoch {
             return; // Planned before the scheduler heard of the loss.
+        }
+        if self.gather.missing().is_none() {
+            self.silence.broken(Instant::now());
         }
         self.gather.dispatched(plan.step);
         for shard in self.shards.iter().flatten() {
@@ -199,6 +248,7 @@ impl GroupState {
         }
         tracing::info!(rank = rank.0, epoch = epoch.0, weight_bytes, kv_bytes, "shard ready");
         self.loaded[rank.index()] = true;
+        self.silence.broken(Instant::now());
         self.shared.board.update(|status| {
             let of_rank = &mut status.ranks[rank.index()];
             (of_rank.weight_bytes, of_rank.kv_bytes) = (weight_bytes, kv_bytes);
@@ -224,6 +274,7 @@ impl GroupState {
         }
         match self.gather.arrived(rank, result) {
             Ok(Some(result)) => {
+                self.silence.broken(Instant::now());
                 let _ = self.scheduler.cast(SchedulerMessage::StepExecuted(result));
                 None
             }
@@ -233,44 +284,67 @@ impl GroupState {
     }
 
     /// The first loading fails with its first error; any later loss is a restart.
-    async fn shard_lost(
-        &mut self,
-        myself: &ActorRef<GroupMessage>,
-        rank: Rank,
-        error: ShardError,
-    ) -> Result<(), ActorProcessingErr> {
+    async fn shard_lost(&mut self, myself: &ActorRef<GroupMessage>, rank: Rank, error: ShardError) {
         self.shared.board.update(|status| status.ranks[rank.index()].state = ShardState::Lost);
         let reason = format!("{rank}: {error}");
         if self.phase == Phase::Failed {
-            return Ok(());
+            return;
         }
         if let Some(first_load) = self.first_load.take() {
             self.fail(&reason);
             let _ = first_load.send(Err(EnsembleError::Load { rank, source: error }));
-            return Ok(());
+            return;
         }
-        self.lose(myself, Loss::Rank(rank), reason).await
+        self.lose(myself, Loss::Rank(rank), reason).await;
+    }
+
+    /// The one place where silence is judged. The first loading may take as long as it likes: whoever started it
+    /// waits for it, sees its progress, and can give up.
+    async fn check_silence(&mut self, myself: &ActorRef<GroupMessage>, now: Instant) {
+        let reports = self.shared.load_reports.load(Ordering::Relaxed);
+        let progress = reports != std::mem::replace(&mut self.load_reports, reports);
+        let awaited = match self.phase {
+            Phase::Forming if self.first_load.is_none() && !progress => Some((None, absent(&self.loaded))),
+            Phase::Playing => self.gather.missing().map(|(step, ranks)| (Some(step), ranks)),
+            Phase::Forming | Phase::Failed => None,
+        };
+        let Some((step, ranks)) = awaited else { return self.silence.broken(now) };
+        let Some(limit) = self.silence.exceeded(now) else { return };
+        let who = names(&ranks);
+        match step {
+            Some(step) => {
+                let reason = format!("{step} was not answered for {limit:?} by {who}");
+                self.lose(myself, Loss::Silence, reason).await;
+            }
+            None => {
+                // Before the state: whoever sees that it failed, sees who is lost.
+                self.shared.board.update(|status| {
+                    ranks.iter().for_each(|rank| status.ranks[rank.index()].state = ShardState::Lost);
+                });
+                let (epoch, after) = (self.epoch, &self.last_loss);
+                self.fail(&format!("{epoch} was not joined for {limit:?} by {who}, after: {after}"));
+            }
+        }
     }
 
     /// The one place where a restart is decided: fences the epoch, aborts the collective, and forms the next epoch
     /// from survivors and successors, or gives up.
-    async fn lose(
-        &mut self,
-        myself: &ActorRef<GroupMessage>,
-        loss: Loss,
-        reason: String,
-    ) -> Result<(), ActorProcessingErr> {
+    async fn lose(&mut self, myself: &ActorRef<GroupMessage>, loss: Loss, reason: String) {
         if self.phase == Phase::Failed {
-            return Ok(());
+            return;
         }
         self.collective.0.abort(&reason);
-        let same_incident = matches!(loss, Loss::Rank(rank) if self.incident.absorbs(rank));
-        let attempt =
-            if same_incident { Some(self.budget.attempt()) } else { self.budget.spend(Instant::now()) };
-        let Some(attempt) = attempt else {
-            self.fail(&format!("{reason} (after {} restarts in a row)", super::RESTARTS_MAX));
-            return Ok(());
+        let attempt = if matches!(loss, Loss::Rank(rank) if self.incident.absorbs(rank)) {
+            Some(self.budget.attempt())
+        } else if self.incident.may_restart() {
+            self.budget.spend(Instant::now())
+        } else {
+            None
         };
+        let Some(attempt) = attempt else {
+            return self.fail(&format!("{reason} (after {} restarts in a row)", super::RESTARTS_MAX));
+        };
+        self.last_loss.clone_from(&reason);
         tracing::warn!(epoch = self.epoch.0, attempt, reason, "shard group lost; it forms anew");
         // State first: a request that arrives now is refused as not ready instead of being lost.
         self.shared.board.transition(EnsembleState::Restarting { attempt, reason: reason.clone() });
@@ -282,13 +356,13 @@ impl GroupState {
         self.loaded.fill(false);
         self.phase = Phase::Forming;
         let rebuild = match loss {
-            Loss::Rank(_) | Loss::Collective => false,
+            Loss::Rank(_) | Loss::Collective | Loss::Silence => false,
             Loss::Trust => true,
         };
         if let Loss::Rank(rank) = loss {
             self.shared.board.update(|status| status.ranks[rank.index()].restarts += 1);
         }
-        self.join(myself, comms, rebuild).await
+        self.join(myself, comms, rebuild).await;
     }
 
     /// Brings every rank into the present epoch: survivors rejoin, missing ones are started.
@@ -297,8 +371,10 @@ impl GroupState {
         myself: &ActorRef<GroupMessage>,
         comms: Vec<Box<dyn Collective>>,
         rebuild: bool,
-    ) -> Result<(), ActorProcessingErr> {
+    ) {
         let epoch = self.epoch;
+        self.failing = false;
+        self.silence.broken(Instant::now());
         self.shared.board.update(|status| {
             status.epoch = epoch.0;
             status.ranks.iter_mut().for_each(|rank| rank.state = ShardState::Loading);
@@ -312,10 +388,15 @@ impl GroupState {
             }
             let (shared, rank, group) = (Arc::clone(&self.shared), Rank(index as u16), myself.clone());
             let arguments = ShardArguments { shared, rank, epoch, comm, group };
-            let (shard, _) = Actor::spawn_linked(None, ShardActor, arguments, myself.get_cell()).await?;
-            self.shards[index] = Some(shard);
+            match Actor::spawn_linked(None, ShardActor, arguments, myself.get_cell()).await {
+                Ok((shard, _)) => self.shards[index] = Some(shard),
+                Err(error) => {
+                    // As a message, so that it is a loss like any other once this epoch is complete.
+                    let error = spawn_error(error);
+                    let _ = myself.cast(GroupMessage::ShardUnstarted { rank, epoch, error });
+                }
+            }
         }
-        Ok(())
     }
 
     /// Gives up. The shards end; the state says why.
@@ -346,6 +427,16 @@ impl GroupState {
         self.shared.board.update(|status| {
             status.ranks.iter_mut().for_each(|rank| rank.state = ShardState::Stopped);
         });
+    }
+}
+
+/// Why a shard's actor did not start: the error of its own start, where that is the reason.
+fn spawn_error(error: SpawnErr) -> ShardError {
+    match error {
+        SpawnErr::StartupFailed(error) => {
+            error.downcast::<ShardError>().map_or_else(ShardError::load, |error| *error)
+        }
+        error => ShardError::load(error),
     }
 }
 

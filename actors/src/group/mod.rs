@@ -1,7 +1,8 @@
 //! The shard group: N shards that execute the same plans, and their common life.
 //!
 //! It scatters plans, gathers results, compares what the ranks drew, and decides what follows when a shard is lost:
-//! the epoch is fenced, the collective aborted, the lost rank built anew, the survivors joined to it.
+//! the epoch is fenced, the collective aborted, the lost rank built anew, the survivors joined to it. A rank that does
+//! not answer at all is a loss too; see [`SILENCE_MAX`].
 
 mod actor;
 mod message;
@@ -12,4 +13,4 @@ mod tests;
 
 pub(crate) use actor::{GroupActor, GroupArguments};
 pub(crate) use message::GroupMessage;
-pub(crate) use state::{RESTARTS_MAX, RestartBudget};
+pub(crate) use state::{RESTARTS_MAX, RestartBudget, SILENCE_MAX};

@@ -16,17 +16,56 @@ pub(crate) const RESTARTS_MAX: u32 = 5;
 /// See [`RESTARTS_MAX`].
 pub(crate) const RESTART_WINDOW: Duration = Duration::from_secs(60);
 
+/// How long the ranks may be silent while the group waits for a step or for a restart. A step takes seconds; this is so
+/// much more because a swapping or debugged process is not to be taken for a broken one, and because a rank that is
+/// building reports progress in between. Silence after a loss of this kind ends the group: a thread cannot be killed,
+/// so what a hung rank holds cannot be had back.
+pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(300);
+
+/// Looks per [`SILENCE_MAX`], and the longest time between two.
+const SILENCE_CHECKS: u32 = 16;
+const SILENCE_CHECK_PERIOD_MAX: Duration = Duration::from_secs(1);
+
+/// When the group last heard what it waits for.
+#[derive(Debug)]
+pub(super) struct Silence {
+    limit: Duration,
+    since: Instant,
+}
+
+impl Silence {
+    pub(super) fn new(limit: Duration, now: Instant) -> Self {
+        Self { limit, since: now }
+    }
+
+    /// How often to look.
+    pub(super) fn check_period(&self) -> Duration {
+        (self.limit / SILENCE_CHECKS).clamp(Duration::from_millis(1), SILENCE_CHECK_PERIOD_MAX)
+    }
+
+    /// A sign of life, or nothing to wait for.
+    pub(super) fn broken(&mut self, now: Instant) {
+        self.since = now;
+    }
+
+    /// The limit, when it has passed.
+    pub(super) fn exceeded(&self, now: Instant) -> Option<Duration> {
+        (now.saturating_duration_since(self.since) >= self.limit).then_some(self.limit)
+    }
+}
+
 /// Remembers restarts, and says when there were too many.
 #[derive(Debug, Default)]
 pub(crate) struct RestartBudget {
     spent: VecDeque<Instant>,
 }
 
-/// Ranks lost since the group last played. One fault often ends several ranks, one after another: that is one
+/// What happened since the group last played. One fault often ends several ranks, one after another: that is one
 /// incident and costs one restart, unless a rank that was already replaced is lost again.
 #[derive(Debug, Default)]
 pub(super) struct Incident {
     lost: BTreeSet<Rank>,
+    restarts: u32,
 }
 
 impl Incident {
@@ -36,9 +75,16 @@ impl Incident {
         self.lost.insert(rank) && known
     }
 
+    /// Counts one more restart, unless there were [`RESTARTS_MAX`] already. The window of [`RestartBudget`] does not
+    /// matter here: a group that takes long to load, and fails at its end every time, is not to be loaded for ever.
+    pub(super) fn may_restart(&mut self) -> bool {
+        self.restarts += 1;
+        self.restarts <= RESTARTS_MAX
+    }
+
     /// The group plays again.
     pub(super) fn end(&mut self) {
-        self.lost.clear();
+        *self = Self::default();
     }
 }
 
@@ -96,6 +142,11 @@ impl Gather {
         self.open.push_back(Gathering { step, reported: vec![false; self.ranks], digest: None, lead: None });
     }
 
+    /// The oldest step that was not gathered, and who is missing.
+    pub(super) fn missing(&self) -> Option<(Step, Vec<Rank>)> {
+        self.open.front().map(|oldest| (oldest.step, absent(&oldest.reported)))
+    }
+
     /// A rank reported. Returns rank 0's result once all ranks have, in agreement.
     pub(super) fn arrived(
         &mut self,
@@ -124,4 +175,14 @@ impl Gather {
         }
         Ok(self.open.remove(index).and_then(|gathering| gathering.lead))
     }
+}
+
+/// Ranks that have not done something yet.
+pub(super) fn absent(done: &[bool]) -> Vec<Rank> {
+    (0..).map(Rank).zip(done).filter(|(_, done)| !**done).map(|(rank, _)| rank).collect()
+}
+
+/// Names for a message.
+pub(super) fn names(ranks: &[Rank]) -> String {
+    ranks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use consort_parallel::ids::Rank;
 
-use super::state::{Gather, GatherError, Incident, RESTART_WINDOW, RESTARTS_MAX, RestartBudget};
+use super::state::{
+    Gather, GatherError, Incident, RESTART_WINDOW, RESTARTS_MAX, RestartBudget, SILENCE_MAX, Silence,
+};
 use crate::{
     ids::{Epoch, Step},
     plan::StepResult,
@@ -64,4 +66,42 @@ fn ranks_lost_together_are_one_incident() {
     assert!(!incident.absorbs(Rank(1)), "its successor was lost too");
     incident.end();
     assert!(!incident.absorbs(Rank(0)));
+}
+
+#[test]
+fn the_ranks_that_miss_the_oldest_step_are_known() {
+    let mut gather = Gather::new(3);
+    assert_eq!(gather.missing(), None);
+    gather.dispatched(Step(0));
+    gather.dispatched(Step(1));
+    for (rank, step) in [(1, 0), (1, 1), (0, 1)] {
+        assert_eq!(gather.arrived(Rank(rank), result(step, 5)), Ok(None));
+    }
+    assert_eq!(gather.missing(), Some((Step(0), vec![Rank(0), Rank(2)])));
+}
+
+#[test]
+fn silence_counts_from_the_last_sign_of_life() {
+    let start = Instant::now();
+    let mut silence = Silence::new(SILENCE_MAX, start);
+    let moment = Duration::from_millis(1);
+    assert_eq!(silence.exceeded(start + SILENCE_MAX - moment), None);
+    assert_eq!(silence.exceeded(start + SILENCE_MAX), Some(SILENCE_MAX));
+    silence.broken(start + moment);
+    assert_eq!(silence.exceeded(start + SILENCE_MAX), None);
+    assert!(silence.check_period() <= Duration::from_secs(1));
+}
+
+#[test]
+fn restarts_that_never_play_are_bounded_however_long_they_take() {
+    let (mut incident, mut budget) = (Incident::default(), RestartBudget::default());
+    let mut now = Instant::now();
+    for _ in 0..RESTARTS_MAX {
+        assert!(incident.may_restart());
+        assert_eq!(budget.spend(now), Some(1), "each falls out of the window before the next");
+        now += RESTART_WINDOW;
+    }
+    assert!(!incident.may_restart());
+    incident.end();
+    assert!(incident.may_restart(), "a group that played in between starts counting anew");
 }

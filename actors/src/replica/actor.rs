@@ -92,28 +92,39 @@ impl ReplicaState {
     async fn restart(
         &mut self,
         myself: &ActorRef<ReplicaMessage>,
-        reason: String,
+        mut reason: String,
     ) -> Result<(), ActorProcessingErr> {
-        let Some(attempt) = self.budget.spend(Instant::now()) else {
-            self.shared.board.transition(EnsembleState::Failed { reason: reason.clone() });
-            return Err(reason.into());
-        };
-        tracing::warn!(attempt, reason, "replica restarts");
-        self.shared.board.transition(EnsembleState::Restarting { attempt, reason: reason.clone() });
+        loop {
+            let Some(attempt) = self.budget.spend(Instant::now()) else {
+                self.shared.board.transition(EnsembleState::Failed { reason: reason.clone() });
+                return Err(reason.into());
+            };
+            tracing::warn!(attempt, reason, "replica restarts");
+            self.shared.board.transition(EnsembleState::Restarting { attempt, reason: reason.clone() });
+            self.end_younger(&reason).await;
+            // A child that does not start has used up this attempt, and no more than it.
+            match self.start_missing(myself, None).await {
+                Ok(()) => return Ok(()),
+                Err(error) => reason = format!("{reason}; the restart failed: {error}"),
+            }
+        }
+    }
+
+    /// Ends what was started after the child that is gone, or tells the elder one.
+    async fn end_younger(&mut self, reason: &str) {
         match &self.scheduler {
             Some(scheduler) => {
                 let epoch = Epoch(self.shared.board.snapshot().epoch);
-                let _ = scheduler.cast(SchedulerMessage::GroupLost { epoch, reason });
+                let _ = scheduler.cast(SchedulerMessage::GroupLost { epoch, reason: reason.to_owned() });
             }
             None => {
                 self.shared.set_scheduler(None);
                 if let Some(group) = self.group.take() {
                     // Waits for its threads too: two generations of weights may not fit.
-                    let _ = group.stop_and_wait(Some(reason), None).await;
+                    let _ = group.stop_and_wait(Some(reason.to_owned()), None).await;
                 }
             }
         }
-        self.start_missing(myself, None).await
     }
 
     async fn start_missing(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 
 use super::{
-    Event, Scheduler,
+    Event, Scheduler, SchedulerCounters,
     message::{SchedulerMessage, Submission},
     streams::{Delivery, Streams},
 };
@@ -15,7 +15,7 @@ use crate::{
     ids::{Epoch, SequenceId},
     plan::StepResult,
     request::{FinishReason, GenerationError, GenerationEvent},
-    status::FinishedCounts,
+    status::{FinishedCounts, Status},
 };
 
 /// What the actor starts from.
@@ -31,6 +31,9 @@ pub(crate) struct SchedulerState {
     shared: Arc<Shared>,
     scheduler: Scheduler,
     streams: Streams,
+    /// Totals of this scheduler's predecessors.
+    before: SchedulerCounters,
+    /// Totals of the ensemble.
     finished: FinishedCounts,
     group: GroupLink,
     /// Who waits for the last open request to end.
@@ -56,15 +59,19 @@ impl Actor for SchedulerActor {
         arguments: SchedulerArguments,
     ) -> Result<SchedulerState, ActorProcessingErr> {
         let spec = &arguments.shared.spec;
-        Ok(SchedulerState {
+        let (before, finished) = inherited(&arguments.shared.board.snapshot());
+        let mut state = SchedulerState {
             scheduler: Scheduler::new(spec.scheduler, spec.cache, spec.vocab_size, Epoch(0)),
             shared: arguments.shared,
             streams: Streams::default(),
-            finished: FinishedCounts::default(),
+            before,
+            finished,
             group: GroupLink::Lost("the group is starting".into()),
             drained: Vec::new(),
             draining: false,
-        })
+        };
+        state.publish();
+        Ok(state)
     }
 
     async fn handle(
@@ -211,17 +218,30 @@ impl SchedulerState {
                 let _ = reply.send(()); // Whoever waited may have given up.
             }
         }
-        let (scheduler, finished) = (&self.scheduler, self.finished);
+        let (scheduler, before, finished) = (&self.scheduler, self.before, self.finished);
         self.shared.board.update(|status| {
             let counters = scheduler.counters();
             status.running = scheduler.running();
             status.waiting = scheduler.waiting();
             status.used_blocks = scheduler.used_blocks();
-            status.steps = counters.steps;
-            status.preemptions = counters.preemptions;
-            status.prompt_tokens = counters.prompt_tokens;
-            status.generated_tokens = counters.generated_tokens;
+            status.steps = before.steps + counters.steps;
+            status.preemptions = before.preemptions + counters.preemptions;
+            status.prompt_tokens = before.prompt_tokens + counters.prompt_tokens;
+            status.generated_tokens = before.generated_tokens + counters.generated_tokens;
             status.finished = finished;
         });
     }
+}
+
+/// What a scheduler that died left behind: counters of an ensemble only grow. What was open then has failed, and
+/// nobody has counted it; one that was stopped in good order has ended its requests itself.
+fn inherited(last: &Status) -> (SchedulerCounters, FinishedCounts) {
+    let before = SchedulerCounters {
+        steps: last.steps,
+        preemptions: last.preemptions,
+        prompt_tokens: last.prompt_tokens,
+        generated_tokens: last.generated_tokens,
+    };
+    let lost = (last.running + last.waiting) as u64;
+    (before, FinishedCounts { failed: last.finished.failed + lost, ..last.finished })
 }

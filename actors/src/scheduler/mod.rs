@@ -26,5 +26,10 @@ pub(crate) use streams::GENERATION_QUEUE_EVENTS;
 /// more would only waste work on sequences that have already stopped.
 pub const STEPS_IN_FLIGHT_MAX: usize = 2;
 
-/// Times one sequence may lose its blocks. After that it waits until all it may need is free, and keeps it.
+/// Times one sequence may lose its blocks. Each time it waits for more room before it runs again, and after this many
+/// for so much that nothing can take its blocks any more; see [`Scheduler`].
 pub const PREEMPTIONS_MAX: u8 = 4;
+
+/// Admission leaves `1 << (this * preemptions)` free blocks for each running sequence: 1, 4, 16, 64. With one, a
+/// newcomer lives for a block's worth of steps at least, instead of being the victim of the next block boundary.
+const RESERVE_GROWTH_BITS: u32 = 2;

@@ -99,8 +99,8 @@ impl Scheduler {
         }
     }
 
-    /// A block for `sequence`, at the cost of newer sequences where none is free. Decodes are planned oldest first,
-    /// so a victim is never part of the draft; sequences that are guaranteed hold all they need and never ask.
+    /// A block for `sequence`, at the cost of the newest sequence where none is free, be it itself. Decodes are planned
+    /// oldest first, so a victim is never part of the draft.
     fn obtain_block(&mut self, sequence: SequenceId, draft: &mut Draft) -> Obtained {
         loop {
             if let Some(block) = self.pool.take() {
@@ -110,10 +110,9 @@ impl Scheduler {
                 draft.awaited += 1;
                 return Obtained::Stalled;
             }
-            let preemptible = |id: &&SequenceId| !self.sequences.get(id).is_some_and(|s| s.is_guaranteed());
-            let newest = self.running.iter().rev().find(preemptible).copied();
-            let victim = newest
-                .expect("a sequence that asks for a block is not guaranteed, so it is a candidate itself");
+            let newest = self.running.last().copied();
+            let victim =
+                newest.expect("the sequence that asks for a block runs, so it is a candidate itself");
             draft.pressed = true;
             self.preempt(victim);
             if victim == sequence {

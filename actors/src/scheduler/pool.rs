@@ -65,9 +65,9 @@ impl BlockPool {
         self.quarantined_count
     }
 
-    /// Whether `now` blocks can be had, for a sequence that may come to hold `ever`.
+    /// Whether `now` blocks are free, for a sequence that may come to hold `ever`.
     pub fn admission(&self, now: usize, ever: usize) -> Admission {
-        if now.max(ever) > self.total() {
+        if ever > self.total() {
             Admission::Never
         } else if now <= self.free() {
             Admission::Fits
@@ -112,6 +112,12 @@ impl BlockPool {
                 self.free.push(block);
             }
         }
+    }
+
+    /// Whether nobody may touch this block.
+    #[cfg(test)]
+    pub(super) fn is_free(&self, block: BlockId) -> bool {
+        self.states[block.index()] == BlockState::Free
     }
 
     /// Panics unless the lists agree with the states, and `owned` are exactly the owned blocks.

@@ -3,7 +3,7 @@
 use consort_kernels::sampling::SamplingParams;
 use consort_parallel::ids::BlockId;
 
-use super::PREEMPTIONS_MAX;
+use super::{PREEMPTIONS_MAX, RESERVE_GROWTH_BITS};
 use crate::{
     config::{CacheSpec, kv_tokens_max},
     ids::{SequenceId, Step},
@@ -76,11 +76,6 @@ impl Sequence {
         }
     }
 
-    /// Whether it was preempted so often that it must not be again.
-    pub(super) fn is_guaranteed(&self) -> bool {
-        self.preemptions >= PREEMPTIONS_MAX
-    }
-
     pub(super) fn is_prefilling(&self) -> bool {
         self.computed < self.prefill_target
     }
@@ -100,15 +95,24 @@ impl Sequence {
         self.tokens.len() + self.draws_ahead
     }
 
-    /// Blocks to take at admission. A guaranteed sequence reserves all it may ever need, so that two of them can
-    /// never wait for each other; the others take what their known tokens fill.
+    /// Blocks to take at admission: what the known tokens fill. More are taken as it grows.
     pub(super) fn blocks_at_admission(&self, cache: &CacheSpec) -> usize {
-        if self.is_guaranteed() { self.blocks_max } else { cache.blocks_for(self.tokens.len()) }
+        cache.blocks_for(self.tokens.len())
     }
 
-    /// Free blocks that admission asks for: room for the first draw too, so that it is not preempted at once.
-    pub(super) fn blocks_wanted(&self, cache: &CacheSpec) -> usize {
-        self.blocks_at_admission(cache).max(cache.blocks_for(self.tokens.len() + 1).min(self.blocks_max))
+    /// Blocks it may still take once it holds `held`.
+    pub(super) fn room(&self, held: usize) -> usize {
+        self.blocks_max.saturating_sub(held)
+    }
+
+    /// Blocks that must stay free for every running sequence when this one is admitted: four times as many after
+    /// each preemption, and all they may ever take after the last.
+    pub(super) fn reserve_per_sequence(&self) -> usize {
+        if self.preemptions < PREEMPTIONS_MAX {
+            1 << (RESERVE_GROWTH_BITS * u32::from(self.preemptions))
+        } else {
+            usize::MAX
+        }
     }
 
     /// Forgets the present life: what remains is prompt and emitted tokens, to be replayed.

@@ -76,6 +76,15 @@ pub(super) struct StepInFlight {
 ///
 /// `plan` decides a step, `absorb` takes its result; up to [`super::STEPS_IN_FLIGHT_MAX`] steps may be planned and
 /// not absorbed. A sequence that turns out to have ended in an earlier step has its surplus token discarded.
+///
+/// **Blocks are taken on demand and nobody waits for another in a circle.** Sequences have one order, their arrival:
+/// the waiting are admitted in it, from the head only, and the victim of a preemption is always the newest that runs.
+/// So whatever runs is older than whatever waits, and the oldest sequence of all runs, is the last to be preempted,
+/// and fits the pool alone (checked when it was submitted): it ends, and the next one is the oldest.
+///
+/// **Nobody is preempted more than [`super::PREEMPTIONS_MAX`] times.** Admission leaves free blocks for what runs (see
+/// `admission`); after that many preemptions it leaves all that the newcomer and the older ones may ever take.
+/// Sequences admitted later are newer and give way first, so nothing ever asks for this one's blocks again.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     pub(super) config: SchedulerConfig,
@@ -117,7 +126,7 @@ impl Scheduler {
         }
     }
 
-    /// Puts a request at the end of the queue. `sequence` was never used before.
+    /// Puts a request at the end of the queue. `sequence` is greater than any before: numbers are the order of arrival.
     pub fn submit(&mut self, sequence: SequenceId, request: Request) -> Result<(), SubmitError> {
         self.limits.check(&request)?;
         let limit = self.config.max_waiting_requests;
@@ -314,8 +323,16 @@ impl Scheduler {
         self.pool.release(blocks, until);
     }
 
+    /// Whether a waiting sequence can run: its known tokens fit, and what runs then can go on growing for a while.
+    /// Without that margin a newcomer would take the last free blocks, be prefilled, and be the victim of the next
+    /// sequence that crosses a block boundary. A sequence that would run alone always fits.
     pub(super) fn admission(&self, state: &Sequence) -> Admission {
-        self.pool.admission(state.blocks_wanted(&self.cache), state.blocks_max)
+        let needed = state.blocks_at_admission(&self.cache);
+        let each = state.reserve_per_sequence();
+        let running = self.running.iter().filter_map(|id| self.sequences.get(id));
+        let rooms = running.map(|other| other.room(other.blocks.len())).chain([state.room(needed)]);
+        let reserve: usize = rooms.map(|room| room.min(each)).sum();
+        self.pool.admission(needed + reserve, state.blocks_max)
     }
 
     /// Panics when bookkeeping contradicts itself. Called after every event in simulations.
@@ -327,6 +344,11 @@ impl Scheduler {
         assert_eq!(self.running.len() + self.waiting.len(), self.sequences.len(), "a sequence has no place");
         let unstarted = self.sequences.values().filter(|state| !state.started).count();
         assert_eq!(self.unstarted, unstarted, "unstarted sequences are miscounted");
+        if let (Some(newest), Some(oldest)) = (self.running.last(), self.waiting.first()) {
+            assert!(newest < oldest, "{newest} runs before {oldest}, which came first");
+        }
+        let most = self.sequences.values().map(|state| state.preemptions).max();
+        assert!(most <= Some(super::PREEMPTIONS_MAX), "a sequence was preempted {most:?} times");
         self.pool.check_invariants(self.sequences.values().flat_map(|state| state.blocks.iter().copied()));
         for state in self.sequences.values() {
             assert!(
@@ -353,8 +375,8 @@ impl Scheduler {
 
     fn check_running(&self, state: &Sequence) {
         let cover = self.cache.blocks_for(state.computed.max(state.prefill_target));
-        let expected = if state.is_guaranteed() { state.blocks_max } else { cover };
-        assert_eq!(state.blocks.len(), expected, "the table of {} does not cover it exactly", state.id);
+        assert_eq!(state.blocks.len(), cover, "the table of {} does not cover it exactly", state.id);
+        assert!(cover <= state.blocks_max, "{} outgrew what it was admitted for", state.id);
         assert_eq!(
             state.blocks_sent,
             self.cache.blocks_for(state.computed),

@@ -50,7 +50,7 @@ fn a_long_prompt_is_prefilled_in_chunks_of_the_budget() {
     for _ in 0..3 {
         let plan = scheduler.plan().unwrap();
         chunks.push((spans(&plan)[0].1, plan.run[0].output));
-        scheduler.absorb(shard.execute(&plan)).unwrap();
+        scheduler.absorb(shard.execute_at_once(&plan)).unwrap();
     }
     assert_eq!(chunks, [(8, Output::Nothing), (8, Output::Nothing), (4, Output::Sample)]);
 }
@@ -66,8 +66,8 @@ fn decodes_go_before_prefill_chunks_and_share_the_budget() {
     assert_eq!(spans(&first), [(0, 3)]);
     assert_eq!(spans(&second), [(0, 1), (1, 7)]);
     assert_eq!(second.run[0].tokens, Tokens::LastSampled);
-    scheduler.absorb(shard.execute(&first)).unwrap();
-    scheduler.absorb(shard.execute(&second)).unwrap();
+    scheduler.absorb(shard.execute_at_once(&first)).unwrap();
+    scheduler.absorb(shard.execute_at_once(&second)).unwrap();
 }
 
 #[test]
@@ -94,10 +94,10 @@ fn a_token_drawn_after_a_stop_is_discarded() {
     stopping.stop_token_ids = (0..VOCAB as u32).collect();
     scheduler.submit(SequenceId(0), stopping).unwrap();
     let (first, ahead) = (scheduler.plan().unwrap(), scheduler.plan().unwrap());
-    let events = scheduler.absorb(shard.execute(&first)).unwrap();
+    let events = scheduler.absorb(shard.execute_at_once(&first)).unwrap();
     assert!(matches!(events[1].event, GenerationEvent::Finished(FinishReason::Stop { .. })), "{events:?}");
     assert_eq!(scheduler.used_blocks(), 1, "the step ahead may still write its block");
-    assert_eq!(scheduler.absorb(shard.execute(&ahead)).unwrap(), []);
+    assert_eq!(scheduler.absorb(shard.execute_at_once(&ahead)).unwrap(), []);
     assert_eq!(scheduler.used_blocks(), 0);
     assert_eq!(scheduler.counters().generated_tokens, 1);
 }
@@ -112,7 +112,7 @@ fn blocks_of_a_cancelled_request_are_free_within_two_steps() {
     scheduler.check_invariants();
     assert_eq!(scheduler.used_blocks(), 2);
     for plan in plans {
-        assert_eq!(scheduler.absorb(shard.execute(&plan)).unwrap(), []);
+        assert_eq!(scheduler.absorb(shard.execute_at_once(&plan)).unwrap(), []);
     }
     assert_eq!(scheduler.used_blocks(), 0);
 }
@@ -123,7 +123,7 @@ fn ended_sequences_are_named_in_the_next_plan() {
     let mut shard = SimShard::new(CACHE.block_size, Epoch(0));
     scheduler.submit(SequenceId(0), request(3, 1)).unwrap();
     let plan = scheduler.plan().unwrap();
-    scheduler.absorb(shard.execute(&plan)).unwrap();
+    scheduler.absorb(shard.execute_at_once(&plan)).unwrap();
     scheduler.submit(SequenceId(1), request(3, 1)).unwrap();
     assert_eq!(scheduler.plan().unwrap().end, [SequenceId(0)]);
 }
@@ -171,7 +171,7 @@ fn prompt_logprobs_cross_chunks_with_the_token_that_follows() {
     let mut positions = Vec::new();
     let mut last = None;
     for plan in plans {
-        for event in scheduler.absorb(shard.execute(&plan)).unwrap() {
+        for event in scheduler.absorb(shard.execute_at_once(&plan)).unwrap() {
             match event.event {
                 GenerationEvent::PromptLogprobs(part) => {
                     positions.extend(part.iter().map(|entry| entry.token))
@@ -207,11 +207,49 @@ fn the_newest_sequence_gives_way_and_keeps_its_prefix() {
 }
 
 #[test]
+fn a_newcomer_waits_until_what_runs_can_grow() {
+    let cache = CacheSpec { block_size: 4, num_blocks: 4 };
+    let mut simulation = Simulation::new(CONFIG, cache, 1);
+    simulation.submit(0, request(8, 9)).unwrap();
+    simulation.plan();
+    // Two blocks are free, which is all that this one takes: the other one's next block would be taken from it.
+    simulation.submit(1, request(5, 1)).unwrap();
+    simulation.absorb();
+    simulation.plan();
+    assert_eq!((simulation.scheduler.running(), simulation.scheduler.waiting()), (1, 1));
+    simulation.drain();
+    assert_eq!(simulation.scheduler.counters().preemptions, 0);
+    assert_eq!(simulation.outcomes[&SequenceId(1)].sampled.len(), 1);
+}
+
+#[test]
+fn what_cannot_grow_any_more_reserves_nothing() {
+    let cache = CacheSpec { block_size: 4, num_blocks: 4 };
+    let mut simulation = Simulation::new(CONFIG, cache, 1);
+    simulation.submit(0, request(7, 2)).unwrap();
+    simulation.submit(1, request(7, 2)).unwrap();
+    simulation.plan();
+    simulation.absorb();
+    simulation.plan();
+    assert_eq!((simulation.scheduler.running(), simulation.scheduler.used_blocks()), (2, 4));
+    simulation.drain();
+}
+
+#[test]
+fn a_sequence_alone_may_take_the_whole_pool() {
+    let cache = CacheSpec { block_size: 4, num_blocks: 4 };
+    let mut simulation = Simulation::new(CONFIG, cache, 2);
+    simulation.submit(0, request(15, 2)).unwrap();
+    simulation.drain();
+    assert_eq!(simulation.outcomes[&SequenceId(0)].sampled.len(), 2);
+}
+
+#[test]
 fn results_out_of_turn_are_refused_and_change_nothing() {
     let mut scheduler = scheduler();
     scheduler.submit(SequenceId(0), request(3, 2)).unwrap();
     let plan = scheduler.plan().unwrap();
-    let good = SimShard::new(CACHE.block_size, Epoch(0)).execute(&plan);
+    let good = SimShard::new(CACHE.block_size, Epoch(0)).execute_at_once(&plan);
     let wrong = |change: fn(&mut StepResult)| {
         let mut result = good.clone();
         change(&mut result);
@@ -233,7 +271,8 @@ fn a_result_that_does_not_answer_its_plan_is_refused() {
     ] {
         let mut scheduler = scheduler();
         scheduler.submit(SequenceId(0), request(3, 2)).unwrap();
-        let mut result = SimShard::new(CACHE.block_size, Epoch(0)).execute(&scheduler.plan().unwrap());
+        let mut result =
+            SimShard::new(CACHE.block_size, Epoch(0)).execute_at_once(&scheduler.plan().unwrap());
         change(&mut result);
         assert!(matches!(scheduler.absorb(result), Err(AbsorbError::Content { .. })));
     }

@@ -1,12 +1,12 @@
 //! The shard actor: owns the compute thread, and fails when the thread does.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use consort_parallel::{collective::Collective, ids::Rank};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::{
-    ProgressReporter, ShardMessage,
+    ProgressCallback, ProgressReporter, ShardMessage,
     compute::{ComputeArguments, ComputeThread},
 };
 use crate::{ensemble::Shared, error::ShardError, group::GroupMessage, ids::Epoch};
@@ -45,7 +45,7 @@ impl Actor for ShardActor {
             epoch,
             comm,
             factory: Arc::clone(&shared.spec.factory),
-            progress: ProgressReporter::new(rank, shared.progress.clone()),
+            progress: ProgressReporter::new(rank, Some(counted(&shared))),
             group,
             shard: myself,
         };
@@ -80,4 +80,16 @@ impl Actor for ShardActor {
         state.thread = None;
         Ok(())
     }
+}
+
+/// The ensemble's progress callback, counting: who waits for this rank sees that it is alive. Holds no more of the
+/// ensemble than it needs, because a thread that hangs keeps it.
+fn counted(shared: &Shared) -> ProgressCallback {
+    let (reports, callback) = (Arc::clone(&shared.load_reports), shared.progress.clone());
+    Arc::new(move |progress| {
+        reports.fetch_add(1, Ordering::Relaxed);
+        if let Some(callback) = &callback {
+            callback(progress);
+        }
+    })
 }

@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, PoisonError,
@@ -65,8 +66,7 @@ impl ComputeThread {
         let (commands, receiver) = sync_channel(capacity);
         let name = format!("consort-shard-{}", arguments.rank.0);
         let body = move || run(arguments, &receiver);
-        let thread = std::thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body);
-        ledger.add(thread.map_err(|source| ShardError::Spawn { source })?);
+        ledger.spawn(name, body).map_err(|source| ShardError::Spawn { source })?;
         Ok(Self { commands, capacity })
     }
 
@@ -91,12 +91,21 @@ impl ComputeThread {
     }
 }
 
-/// Body of the thread. The executor is gone before the end is told, so that a successor finds its memory free.
+/// Body of the thread. A failure is told before the executor is dropped, because its membership ends with it and the
+/// other ranks then report an abort that they cannot explain. The end is told after, so that a successor finds the
+/// memory free.
 fn run(arguments: ComputeArguments, commands: &Receiver<ComputeCommand>) {
     let rank = arguments.rank;
-    let shard = arguments.shard.clone();
-    let outcome = catch_unwind(AssertUnwindSafe(|| compute(arguments, commands)))
+    let (group, shard) = (arguments.group.clone(), arguments.shard.clone());
+    let (mut epoch, mut executor) = (arguments.epoch, None);
+    let outcome = catch_unwind(AssertUnwindSafe(|| compute(arguments, commands, &mut epoch, &mut executor)))
         .unwrap_or_else(|panic| Err(ShardError::Panicked { message: panic_message(panic.as_ref()) }));
+    if let Err(error) = &outcome {
+        let _ = group.cast(GroupMessage::ShardFailing { rank, epoch, reason: error.to_string() });
+    }
+    if catch_unwind(AssertUnwindSafe(|| drop(executor))).is_err() {
+        tracing::error!(rank = rank.0, "the executor panicked while it was dropped");
+    }
     match outcome {
         Ok(()) => tracing::debug!(rank = rank.0, "compute thread ended"),
         Err(error) => {
@@ -107,9 +116,14 @@ fn run(arguments: ComputeArguments, commands: &Receiver<ComputeCommand>) {
     }
 }
 
-fn compute(arguments: ComputeArguments, commands: &Receiver<ComputeCommand>) -> Result<(), ShardError> {
+fn compute(
+    arguments: ComputeArguments,
+    commands: &Receiver<ComputeCommand>,
+    joined: &mut Epoch,
+    present: &mut Option<Box<dyn ShardExecutor>>,
+) -> Result<(), ShardError> {
     let ComputeArguments { rank, epoch, comm, factory, progress, group, shard: _ } = arguments;
-    let mut executor = factory.build(rank, comm, &progress)?;
+    let mut executor = present.insert(factory.build(rank, comm, &progress)?);
     report_loaded(&group, rank, epoch, executor.as_ref());
     // The queue closes when the actor ends.
     while let Ok(command) = commands.recv() {
@@ -124,12 +138,13 @@ fn compute(arguments: ComputeArguments, commands: &Receiver<ComputeCommand>) -> 
                 Err(error) => return Err(error),
             },
             ComputeCommand::Rejoin { epoch, comm, rebuild } => {
+                *joined = epoch;
                 let rejoined =
                     if rebuild { Rejoined::Rebuild(comm) } else { executor.rejoin(epoch, comm)? };
                 if let Rejoined::Rebuild(comm) = rejoined {
                     // First out with the old one: two of them may not fit the device.
-                    drop(executor);
-                    executor = factory.build(rank, comm, &progress)?;
+                    *present = None;
+                    executor = present.insert(factory.build(rank, comm, &progress)?);
                 }
                 report_loaded(&group, rank, epoch, executor.as_ref());
             }
@@ -152,12 +167,26 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
 #[derive(Default)]
 pub(crate) struct ThreadLedger {
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Spawns still to be refused, as an operating system out of threads would.
+    #[cfg(test)]
+    pub(crate) refusals: std::sync::atomic::AtomicU32,
 }
 
 impl ThreadLedger {
-    fn add(&self, thread: JoinHandle<()>) {
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.push(thread);
+    fn spawn(&self, name: String, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        #[cfg(test)]
+        if self.refuses() {
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, "injected: no more threads"));
+        }
+        let thread = std::thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(body)?;
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn refuses(&self) -> bool {
+        use std::sync::atomic::Ordering::SeqCst;
+        self.refusals.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok()
     }
 
     /// Joins threads that have ended; returns how many still run.

@@ -211,7 +211,7 @@ impl SequenceState {
 
 /// Refuses a span that would make the model read or write outside its pages.
 fn check_span(span: &Span, state: &SequenceState, rows: usize, kv: &KvStore) -> Result<(), String> {
-    let block_size = kv.layout().pages.block_size;
+    let block_size = kv.layout().pages.block_size();
     if rows == 0 {
         return Err(format!("{} has no tokens", span.sequence));
     }

@@ -274,7 +274,8 @@ fn plans_that_leave_the_pages_are_refused() {
 
 #[test]
 fn an_aborted_collective_is_not_the_rank_s_fault() {
-    let comm = LocalGroup::new(2).remove(0);
+    let mut members = LocalGroup::new(2);
+    let comm = members.remove(0);
     comm.abort_handle().abort("rank 1 is gone");
     let run = vec![span(0, given(0..2), &[0], Output::Sample)];
     let error = executor(Box::new(comm)).execute(&plan(0, vec![begin(0, None)], run)).unwrap_err();
