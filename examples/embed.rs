@@ -1,4 +1,5 @@
-//! Consort inside your program. Run: `cargo run --release --example embed -- target/models/SmolLM2-135M-Instruct.Q4_1.gguf`
+//! Consort inside your program. Run, after `cargo xtask model`:
+//! `cargo run --release --example embed -- target/models/SmolLM2-135M-Instruct.Q4_1.gguf`
 
 #![allow(clippy::print_stdout)] // the answer belongs on standard output
 

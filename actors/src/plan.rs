@@ -108,6 +108,8 @@ pub struct SpanOutput {
     /// Prompt log-probabilities, one per row that has a following prompt token: row `i` predicts the token after
     /// it, so the first token of a prompt has none.
     pub prompt_logprobs: Vec<TokenLogprobs>,
+    /// Whether the drawn row held no finite logit: then its token means nothing and the sequence must end.
+    pub broken: bool,
 }
 
 /// One drawn token.

@@ -63,6 +63,14 @@ pub enum GenerationError {
     /// The engine is shutting down.
     #[error("the engine is shutting down")]
     ShuttingDown,
+    /// The model broke down on this sequence: its activations overflowed or its weights are damaged.
+    #[error(
+        "the model produced no finite logit for token {position} of this sequence; the checkpoint may be damaged"
+    )]
+    NotFinite {
+        /// Index in the sequence of the token that could not be drawn.
+        position: usize,
+    },
     /// The reader of this stream fell so far behind that its bounded queue filled up.
     #[error("the reader of this stream fell {queued} events behind; the request was cancelled")]
     SlowReader {

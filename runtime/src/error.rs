@@ -111,6 +111,19 @@ pub enum RequestError {
         /// The served name.
         model: String,
     },
+    /// The text has more bytes than the context's tokens can stand for.
+    #[error(
+        "this model's maximum context length is {max_model_len} tokens, but the prompt's {bytes} bytes are at least \
+         {tokens_min} tokens; shorten the prompt"
+    )]
+    TextTooLong {
+        /// Length of the text, the chat template's part included.
+        bytes: usize,
+        /// Tokens if each were the longest of the vocabulary.
+        tokens_min: usize,
+        /// Most tokens of one sequence.
+        max_model_len: usize,
+    },
     /// The scheduler did not admit it.
     #[error(transparent)]
     Submit(#[from] SubmitError),

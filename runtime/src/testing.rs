@@ -3,9 +3,13 @@
 //! Small enough to load in milliseconds, shaped so that three ranks get unequal work: 6 query heads over 3 KV heads,
 //! 3 MLP units of 64 columns, 5 vocabulary units of 64 rows.
 
+mod faults;
+
 use std::{fs, path::Path};
 
 use serde_json::{Map, Value, json};
+
+pub(crate) use self::faults::{Faults, REBUILD_FAILURE, Rebuild};
 
 /// Entries of the embedding: 256 bytes, the special tokens, padding.
 pub(crate) const VOCAB_SIZE: usize = 320;

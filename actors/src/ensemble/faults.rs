@@ -244,7 +244,12 @@ impl ShardExecutor for FakeExecutor {
                 let token = fake_draw(history);
                 *last = Some(token);
                 let sampled = vec![Sampled { token, logprobs: None }];
-                outputs.push(SpanOutput { sequence: span.sequence, sampled, prompt_logprobs: Vec::new() });
+                outputs.push(SpanOutput {
+                    sequence: span.sequence,
+                    sampled,
+                    prompt_logprobs: Vec::new(),
+                    broken: false,
+                });
             }
         }
         for sequence in &plan.end {

@@ -10,7 +10,7 @@ use crate::{
     config::{CacheSpec, Limits, SchedulerConfig},
     ids::{Epoch, SequenceId, Step},
     plan::{SpanOutput, StepResult},
-    request::{FinishReason, GenerationEvent, Request, SubmitError},
+    request::{FinishReason, GenerationError, GenerationEvent, Request, SubmitError},
 };
 
 /// Something that happened to a sequence, to be told to whoever reads its stream.
@@ -241,6 +241,12 @@ impl Scheduler {
                 state.prompt_logprobs_next += output.prompt_logprobs.len();
                 events
                     .push(Event { sequence, event: GenerationEvent::PromptLogprobs(output.prompt_logprobs) });
+            }
+            if output.broken {
+                let error = GenerationError::NotFinite { position: state.tokens.len() };
+                self.remove(sequence);
+                events.push(Event { sequence, event: GenerationEvent::Failed(error) });
+                return;
             }
             if let Some(sampled) = output.sampled.pop() {
                 let token = sampled.token;

@@ -29,6 +29,8 @@ pub struct ModelExecutor {
     wanted: Vec<WantedRow>,
     /// One row of logits as they came, for log-probabilities.
     raw: Vec<f32>,
+    /// Why a step of this epoch was cut short. Until the next epoch no plan can be carried out.
+    aborted: Option<String>,
 }
 
 /// What a shard knows of a sequence.
@@ -83,6 +85,7 @@ impl ModelExecutor {
             batch: Batch::default(),
             wanted: Vec::new(),
             raw: Vec::new(),
+            aborted: None,
         }
     }
 
@@ -144,12 +147,16 @@ impl ModelExecutor {
                 if wants_logprobs.is_some() {
                     self.raw.extend_from_slice(row); // The sampler writes in the row.
                 }
-                let token = sample(row, &state.sampling, position);
+                let drawn = sample(row, &state.sampling, position);
+                // A sequence without a token ends when this step is absorbed; a step planned ahead needs any id.
+                let token = drawn.unwrap_or(0);
                 state.last_sampled = Some(token);
                 digest.token(wanted.sequence, token);
                 if reports {
                     let logprobs = wants_logprobs.map(|top| token_logprobs(&self.raw, token, top));
-                    output_of(result, wanted.sequence).sampled.push(Sampled { token, logprobs });
+                    let output = output_of(result, wanted.sequence);
+                    output.broken |= drawn.is_none();
+                    output.sampled.push(Sampled { token, logprobs });
                 }
             }
         }
@@ -158,8 +165,8 @@ impl ModelExecutor {
     }
 }
 
-impl ShardExecutor for ModelExecutor {
-    fn execute(&mut self, plan: &StepPlan) -> Result<StepResult, ShardError> {
+impl ModelExecutor {
+    fn carry_out(&mut self, plan: &StepPlan) -> Result<StepResult, ShardError> {
         self.fence.admit(plan)?;
         for new in &plan.begin {
             self.sequences.insert(new.sequence, SequenceState::new(new));
@@ -180,6 +187,20 @@ impl ShardExecutor for ModelExecutor {
         }
         Ok(result)
     }
+}
+
+impl ShardExecutor for ModelExecutor {
+    fn execute(&mut self, plan: &StepPlan) -> Result<StepResult, ShardError> {
+        // A plan made ahead may follow an aborted step: it misses that step's tokens, which is nobody's mistake.
+        if let Some(reason) = &self.aborted {
+            return Err(ShardError::Aborted { reason: reason.clone() });
+        }
+        let result = self.carry_out(plan);
+        if let Err(ShardError::Aborted { reason }) = &result {
+            self.aborted = Some(reason.clone());
+        }
+        result
+    }
 
     fn weight_bytes(&self) -> u64 {
         self.model.weight_bytes()
@@ -193,6 +214,7 @@ impl ShardExecutor for ModelExecutor {
         self.comm = comm;
         self.fence = StepFence { epoch: Some(epoch), next: Step(0) };
         self.sequences.clear();
+        self.aborted = None;
         Ok(Rejoined::Kept)
     }
 }
@@ -264,7 +286,12 @@ fn token_logprobs(logits: &[f32], token: u32, top: u32) -> TokenLogprobs {
 /// The output of `sequence`, whose rows are consecutive.
 fn output_of(result: &mut StepResult, sequence: SequenceId) -> &mut SpanOutput {
     if result.outputs.last().is_none_or(|last| last.sequence != sequence) {
-        result.outputs.push(SpanOutput { sequence, sampled: Vec::new(), prompt_logprobs: Vec::new() });
+        result.outputs.push(SpanOutput {
+            sequence,
+            sampled: Vec::new(),
+            prompt_logprobs: Vec::new(),
+            broken: false,
+        });
     }
     result.outputs.last_mut().expect("an output of this sequence was just made sure of")
 }

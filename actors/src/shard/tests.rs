@@ -22,7 +22,7 @@ use crate::{
     error::ShardError,
     ids::{Epoch, SequenceId, Step},
     plan::{BlockCopy, NewSequence, Output, Span, StepPlan, StepResult, Tokens},
-    request::{FinishReason, GenerationEvent, Request},
+    request::{FinishReason, GenerationError, GenerationEvent, Request},
     scheduler::Scheduler,
 };
 
@@ -38,7 +38,13 @@ struct TableModel {
     logits: Vec<f32>,
 }
 
+/// A sequence that begins with this token breaks the model down, as with overflowing activations.
+const POISON: u32 = VOCAB as u32 - 1;
+
 fn logits_after(history: &[u32]) -> Vec<f32> {
+    if history.first() == Some(&POISON) {
+        return vec![f32::NAN; VOCAB];
+    }
     let hash = history
         .iter()
         .fold(7u64, |hash, &token| hash.wrapping_mul(6364136223846793005) + u64::from(token) + 1);
@@ -134,7 +140,7 @@ fn plan(step: u64, begin: Vec<NewSequence>, run: Vec<Span>) -> StepPlan {
 }
 
 fn draw(history: &[u32]) -> u32 {
-    sample(&mut logits_after(history), &sampling(), history.len() as u64)
+    sample(&mut logits_after(history), &sampling(), history.len() as u64).unwrap()
 }
 
 fn sampled(result: &StepResult) -> Vec<u32> {
@@ -171,6 +177,44 @@ fn log_probabilities_are_of_raw_logits() {
 }
 
 #[test]
+fn a_sequence_whose_logits_are_not_numbers_ends_with_an_error_and_its_neighbour_goes_on() {
+    let mut executor = alone();
+    let config = SchedulerConfig {
+        max_num_seqs: 4,
+        max_num_batched_tokens: 16,
+        max_model_len: 64,
+        max_waiting_requests: 4,
+    };
+    let cache = CacheSpec { block_size: BLOCK, num_blocks: BLOCKS };
+    let mut scheduler = Scheduler::new(config, cache, VOCAB, Epoch(4));
+    let request = |prompt: Vec<u32>| Request {
+        prompt,
+        sampling: sampling(),
+        max_tokens: 3,
+        stop_token_ids: Vec::new(),
+        logprobs: None,
+        prompt_logprobs: None,
+    };
+    scheduler.submit(SequenceId(0), request(vec![POISON, 1])).unwrap();
+    scheduler.submit(SequenceId(1), request(vec![1, 2])).unwrap();
+    let mut events = Vec::new();
+    // Two steps ahead, so that the broken sequence is also planned once too often.
+    let (mut first, mut second) = (scheduler.plan(), scheduler.plan());
+    while let Some(plan) = first {
+        events.extend(scheduler.absorb(executor.execute(&plan).unwrap()).unwrap());
+        (first, second) = (second, scheduler.plan());
+    }
+    let of = |sequence: u64| -> Vec<GenerationEvent> {
+        let own = events.iter().filter(|event| event.sequence == SequenceId(sequence));
+        own.map(|event| event.event.clone()).collect()
+    };
+    assert_eq!(of(0), [GenerationEvent::Failed(GenerationError::NotFinite { position: 2 })]);
+    assert_eq!(of(1).len(), 4);
+    assert_eq!(of(1)[3], GenerationEvent::Finished(FinishReason::Length));
+    assert!(scheduler.is_idle() && scheduler.used_blocks() == 0);
+}
+
+#[test]
 fn prompt_log_probabilities_go_on_over_chunks_and_logit_groups() {
     let mut executor = alone();
     let first = Output::PromptLogprobs { top: 1, next: Some(7), sample: false };
@@ -204,6 +248,24 @@ fn a_sequence_that_begins_again_draws_the_same_token_from_other_pages() {
     let replay = Tokens::Given(vec![0, 1, 2, 3, 4, token]);
     let again = plan(2, vec![begin(0, None)], vec![span(0, replay, &[6], Output::Sample)]);
     assert_eq!(sampled(&executor.execute(&again).unwrap()), second);
+}
+
+#[test]
+fn plans_made_ahead_of_an_aborted_step_are_aborted_too_until_the_next_epoch() {
+    let mut group = LocalGroup::new(2);
+    let (peer, own) = (group.remove(1), group.remove(0));
+    let mut executor = executor(Box::new(own));
+    drop(peer);
+    let first = plan(0, vec![begin(0, None)], vec![span(0, given(0..5), &[0], Output::Sample)]);
+    let ahead = plan(1, vec![], vec![span(0, Tokens::LastSampled, &[], Output::Sample)]);
+    for plan in [first, ahead] {
+        let result = executor.execute(&plan);
+        assert!(matches!(&result, Err(ShardError::Aborted { .. })), "{result:?}");
+    }
+    executor.rejoin(Epoch(5), Box::new(LocalGroup::new(1).remove(0))).unwrap();
+    let mut again = plan(0, vec![begin(0, None)], vec![span(0, given(0..5), &[0], Output::Sample)]);
+    again.epoch = Epoch(5);
+    assert_eq!(sampled(&executor.execute(&again).unwrap()), [draw(&[0, 1, 2, 3, 4])]);
 }
 
 #[test]

@@ -41,18 +41,22 @@ impl Default for SamplingParams {
 
 /// The token at `position` (its index in the sequence). `logits` is used as scratch: its contents are lost.
 ///
-/// NaN counts as minus infinity. An empty row gives token 0.
-pub fn sample(logits: &mut [f32], params: &SamplingParams, position: u64) -> u32 {
+/// NaN counts as minus infinity. `None` when no logit is left that could be chosen: the model broke down on this
+/// sequence, and any token would be a lie.
+pub fn sample(logits: &mut [f32], params: &SamplingParams, position: u64) -> Option<u32> {
     for logit in logits.iter_mut().filter(|logit| logit.is_nan()) {
         *logit = f32::NEG_INFINITY;
     }
+    if logits.iter().all(|logit| *logit == f32::NEG_INFINITY) {
+        return None;
+    }
     if params.temperature < GREEDY_BELOW {
-        return argmax(logits);
+        return Some(argmax(logits));
     }
     let inverse = 1.0 / params.temperature;
     logits.iter_mut().for_each(|logit| *logit *= inverse);
     keep_candidates(logits, params);
-    gumbel_argmax(logits, params.seed, position)
+    Some(gumbel_argmax(logits, params.seed, position))
 }
 
 /// Index of the largest value, the lowest among equals.

@@ -20,11 +20,18 @@ fn ln(probabilities: &[f32]) -> Vec<f32> {
 
 #[test]
 fn greedy_ties_go_to_the_lowest_id_and_nan_never_wins() {
-    assert_eq!(sample(&mut [1.0, 3.0, 3.0, 2.0], &greedy(), 0), 1);
-    assert_eq!(sample(&mut [f32::NAN, -1.0, f32::NAN], &greedy(), 0), 1);
-    assert_eq!(sample(&mut [f32::NAN; 3], &greedy(), 0), 0);
-    assert_eq!(sample(&mut [f32::NAN, 0.5, f32::NAN], &SamplingParams::default(), 9), 1);
-    assert_eq!(sample(&mut [], &greedy(), 0), 0);
+    assert_eq!(sample(&mut [1.0, 3.0, 3.0, 2.0], &greedy(), 0), Some(1));
+    assert_eq!(sample(&mut [f32::NAN, -1.0, f32::NAN], &greedy(), 0), Some(1));
+    assert_eq!(sample(&mut [f32::NAN, 0.5, f32::NAN], &SamplingParams::default(), 9), Some(1));
+}
+
+#[test]
+fn a_row_without_a_single_number_yields_no_token() {
+    for params in [greedy(), SamplingParams::default()] {
+        assert_eq!(sample(&mut [f32::NAN; 3], &params, 0), None);
+        assert_eq!(sample(&mut [NONE; 3], &params, 0), None);
+        assert_eq!(sample(&mut [], &params, 0), None);
+    }
 }
 
 #[test]
@@ -80,7 +87,7 @@ fn top_p_without_sorting_the_tail_equals_the_plain_definition() {
 fn a_draw_depends_on_seed_and_position_alone() {
     let logits = Numbers(1).vec(1000);
     let draw = |seed, position| {
-        sample(&mut logits.clone(), &SamplingParams { seed, ..Default::default() }, position)
+        sample(&mut logits.clone(), &SamplingParams { seed, ..Default::default() }, position).unwrap()
     };
     assert_eq!(draw(7, 3), draw(7, 3));
     let by_position: Vec<u32> = (0..50).map(|position| draw(7, position)).collect();
@@ -102,7 +109,7 @@ fn frequencies_of_draws_follow_the_softmax() {
         let mut counts = [0usize; 5];
         for position in 0..draws {
             let params = SamplingParams { seed: 99, temperature, ..Default::default() };
-            counts[sample(&mut logits.clone(), &params, position) as usize] += 1;
+            counts[sample(&mut logits.clone(), &params, position).unwrap() as usize] += 1;
         }
         for (count, weight) in counts.iter().zip(&weights) {
             let p = f64::from(weight / total);

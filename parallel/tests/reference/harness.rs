@@ -49,7 +49,8 @@ impl Setup {
     }
 }
 
-/// Logits `[tokens, vocabulary]` of each of several token sequences, computed as `setup` says. Asserts that all ranks hold the same bits.
+/// Logits `[tokens, vocabulary]` of each of several token sequences, computed as `setup` says. Asserts that all ranks
+/// hold the same bits.
 pub(crate) fn teacher_forced(
     checkpoint: &Arc<Checkpoint>,
     setup: Setup,

@@ -4,6 +4,8 @@ use std::{fmt::Write as _, io::ErrorKind, time::Duration};
 
 use consort_actors::RankStatus;
 
+use crate::engine::Usage;
+
 /// `rank 0: query heads 0..3, KV heads 0..1, weights 89.7 MB, 1024 KV blocks`.
 pub(super) fn rank_line(rank: &RankStatus) -> String {
     format!(
@@ -37,6 +39,29 @@ pub(super) fn speed(tokens: usize, first: Duration, last: Duration) -> String {
         let _ = write!(text, ", then {:.1} tokens/s", (tokens - 1) as f64 / decode);
     }
     text
+}
+
+/// The moments of one run.
+pub(super) struct Timing {
+    /// From the start to a model that takes requests.
+    pub(super) loaded: Duration,
+    /// From the start to the question.
+    pub(super) asked: Duration,
+    /// From the question to the first token.
+    pub(super) first: Duration,
+    /// From the question to the last token.
+    pub(super) last: Duration,
+}
+
+/// What a run took, as its user waits for it (from the start) and as a server's user would (from the question).
+pub(super) fn summary(usage: Usage, timing: &Timing) -> String {
+    format!(
+        "loaded in {:.2} s; first token {:.2} s after start; prompt {} tokens; {}",
+        timing.loaded.as_secs_f64(),
+        (timing.asked + timing.first).as_secs_f64(),
+        usage.prompt_tokens,
+        speed(usage.completion_tokens, timing.first, timing.last),
+    )
 }
 
 /// An error and its causes, each once.

@@ -60,12 +60,8 @@ pub(super) async fn run(args: RunArgs) -> anyhow::Result<()> {
     writeln!(out)?;
     if let (Some(finish), Some(first)) = (finish, first) {
         let cut = if finish.reason == FinishReason::Length { " (stopped at the limit)" } else { "" };
-        eprintln!(
-            "loaded in {:.2} s; prompt {} tokens; {}{cut}",
-            loaded.as_secs_f64(),
-            finish.usage.prompt_tokens,
-            report::speed(finish.usage.completion_tokens, first, last),
-        );
+        let timing = report::Timing { loaded, asked: asked.duration_since(started), first, last };
+        eprintln!("{}{cut}", report::summary(finish.usage, &timing));
     }
     engine.shutdown(SHUTDOWN_GRACE).await;
     Ok(())

@@ -67,9 +67,18 @@ impl Running {
         out.flush()
     }
 
-    /// Serves until a signal, then drains; a second signal ends everything at once.
+    /// Serves until a signal, then drains; a second signal ends everything at once. An engine that has failed for good
+    /// ends it too, with an error: whoever watches this process may start it anew.
     pub(super) async fn wait(self, signals: &mut Signals) -> anyhow::Result<()> {
-        signals.next().await;
+        let failure = tokio::select! {
+            () = signals.next() => None,
+            reason = self.engine.failed() => Some(reason),
+        };
+        if let Some(reason) = failure {
+            // Open requests are told on their own connections first.
+            self.end(signals).await?;
+            anyhow::bail!("the engine has failed for good and must be started anew: {reason}");
+        }
         eprintln!("finishing open requests; a second signal ends at once");
         self.end(signals).await
     }

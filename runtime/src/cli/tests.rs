@@ -4,7 +4,17 @@ use clap::{CommandFactory, Parser};
 use consort_actors::{RankStatus, ShardState};
 use consort_parallel::ids::Rank;
 
-use super::{args::Cli, client::EventSplitter, report};
+use super::{
+    args::Cli,
+    client::EventSplitter,
+    report,
+    serve::{Running, Signals},
+};
+use crate::{
+    engine::{Engine, Usage},
+    server::ServerSettings,
+    testing::{self, Faults, Rebuild},
+};
 
 #[test]
 fn the_command_line_is_consistent() {
@@ -67,6 +77,36 @@ fn speed_counts_the_tokens_after_the_first() {
     let (first, last) = (Duration::from_millis(500), Duration::from_millis(2500));
     assert_eq!(report::speed(11, first, last), "11 tokens, first after 0.50 s, then 5.0 tokens/s");
     assert_eq!(report::speed(1, first, first), "1 tokens, first after 0.50 s");
+}
+
+#[test]
+fn a_run_tells_the_wait_from_its_start_and_from_its_question() {
+    let ms = Duration::from_millis;
+    let usage = Usage { prompt_tokens: 39, completion_tokens: 11, cached_tokens: 0 };
+    let timing = report::Timing { loaded: ms(650), asked: ms(660), first: ms(140), last: ms(2140) };
+    assert_eq!(
+        report::summary(usage, &timing),
+        "loaded in 0.65 s; first token 0.80 s after start; prompt 39 tokens; 11 tokens, first after 0.14 s, then \
+         5.0 tokens/s"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn serving_ends_with_the_reason_when_the_engine_has_failed_for_good() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    testing::write_checkpoint(folder.path());
+    let faults = Faults::default();
+    let builder = Engine::builder().model(folder.path()).tensor_parallel_size(2).faults(&faults);
+    let settings = ServerSettings { listen: "127.0.0.1:0".into(), ..ServerSettings::default() };
+    let mut signals = Signals::new().expect("signals");
+    let running = Running::start(builder, settings, &mut signals).await.expect("starts").expect("no signal");
+    faults.on_rebuild(Rebuild::Fail);
+    faults.panic_at_step(0);
+    let mut open = running.engine.generate("abc", Default::default()).expect("admitted");
+    let ended = tokio::time::timeout(Duration::from_secs(60), running.wait(&mut signals)).await;
+    let error = ended.expect("it does not wait for a signal").expect_err("exit code 1").to_string();
+    assert!(error.contains("failed for good") && error.contains(testing::REBUILD_FAILURE), "{error}");
+    assert!(open.next().await.expect("an event").is_err(), "the open request was told");
 }
 
 #[test]

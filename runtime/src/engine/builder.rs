@@ -38,6 +38,8 @@ pub struct EngineBuilder {
     source: Option<Source>,
     overrides: Overrides,
     on_progress: Option<OnProgress>,
+    #[cfg(test)]
+    faults: Option<crate::testing::Faults>,
 }
 
 impl EngineBuilder {
@@ -106,10 +108,17 @@ impl EngineBuilder {
         self
     }
 
-    fn topology(&self) -> Result<Topology, TopologyError> {
+    /// Lets a test strike the ranks.
+    #[cfg(test)]
+    pub(crate) fn faults(mut self, faults: &crate::testing::Faults) -> Self {
+        self.faults = Some(faults.clone());
+        self
+    }
+
+    fn topology(&self, overrides: &Overrides) -> Result<Topology, TopologyError> {
         match &self.source {
-            Some(Source::Topology(path)) => Topology::load(path, &self.overrides),
-            Some(Source::Model(path)) => Topology::from_model(path, &self.overrides),
+            Some(Source::Topology(path)) => Topology::load(path, overrides),
+            Some(Source::Model(path)) => Topology::from_model(path, overrides),
             None => Err(TopologyError::Read {
                 path: PathBuf::from("(no model given: call EngineBuilder::model)"),
                 source: std::io::ErrorKind::NotFound.into(),
@@ -119,14 +128,20 @@ impl EngineBuilder {
 
     /// How the topology wants its server, with the API key read from the environment.
     pub fn server_settings(&self) -> Result<ServerSettings, EngineError> {
-        Ok(ServerSettings::from_topology(&self.topology()?))
+        Ok(ServerSettings::from_topology(&self.topology(&self.overrides)?))
     }
 
-    /// Loads the model and starts its ranks. Needs a tokio runtime; returns once the engine takes requests.
+    /// Loads the model and starts its ranks. Needs a tokio runtime; returns once the engine takes requests. What a
+    /// topology says of its server is for [`EngineBuilder::server_settings`] and left alone here.
     pub async fn start(self) -> Result<Engine, EngineError> {
-        let topology = self.topology()?;
+        let topology = self.topology(&Overrides { without_server: true, ..self.overrides.clone() })?;
         let prepared = tokio::task::spawn_blocking(move || Prepared::new(&topology)).await??;
         let Prepared { spec, tokenizer, template, limits, model_name, checkpoint, metrics } = prepared;
+        #[cfg(test)]
+        let spec = match &self.faults {
+            Some(faults) => EnsembleSpec { factory: faults.wrap(Arc::clone(&spec.factory)), ..spec },
+            None => spec,
+        };
         let ensemble = Ensemble::start(spec, self.on_progress).await?;
         Ok(Engine {
             inner: Arc::new(Inner {
@@ -165,6 +180,7 @@ impl Prepared {
         let limits = Limits {
             vocab_size: config.vocab_size,
             max_model_len: sizing::max_model_len(topology.max_model_len(), config)?,
+            max_waiting_requests: topology.max_waiting_requests(),
             eos_token_ids: config.eos_token_ids.clone(),
             defaults: sizing::sane(checkpoint.generation_defaults()),
         };

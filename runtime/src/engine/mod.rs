@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use consort_actors::{Ensemble, Request, Status};
+use consort_actors::{Ensemble, EnsembleState, Request, Status, SubmitError};
 use serde_json::{Map, Value, json};
 
 pub use self::{
@@ -40,6 +40,9 @@ use crate::{
     metrics::{EngineMetrics, RequestTimer},
     text::{ChatInput, ChatTemplate, IncrementalDecoder, StopMatcher, TemplateError, Tokenizer},
 };
+
+/// How often a wait for the engine's failure looks: the ensemble tells its state only when asked.
+const FAILURE_POLL: Duration = Duration::from_millis(250);
 
 /// One message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,9 +151,7 @@ impl Engine {
     ) -> Result<TextStream, RequestError> {
         let tokens = match prompt.into() {
             Prompt::Tokens(tokens) => tokens,
-            Prompt::Text(text) => {
-                self.inner.tokenizer.encode(&text, options.add_special_tokens.unwrap_or(true))?
-            }
+            Prompt::Text(text) => self.encode(&text, options.add_special_tokens.unwrap_or(true))?,
         };
         self.submit(tokens, &options)
     }
@@ -176,15 +177,33 @@ impl Engine {
             kwargs: Some(&options.template_kwargs),
         })?;
         let add_special_tokens = options.generate.add_special_tokens.unwrap_or(false);
-        let tokens = self.inner.tokenizer.encode(&text, add_special_tokens)?;
+        let tokens = self.encode(&text, add_special_tokens)?;
         self.submit(tokens, &options.generate)
+    }
+
+    /// Tokenises, unless the text is so long that it cannot fit whatever its tokens are: encoding megabytes takes
+    /// seconds.
+    fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, RequestError> {
+        let Inner { tokenizer, limits, .. } = &*self.inner;
+        let (tokens_min, max_model_len) = (tokenizer.tokens_min(text), limits.max_model_len);
+        if tokens_min > max_model_len {
+            return Err(RequestError::TextTooLong { bytes: text.len(), tokens_min, max_model_len });
+        }
+        Ok(tokenizer.encode(text, add_special_tokens)?)
     }
 
     fn submit(&self, prompt: Vec<u32>, options: &GenerateOptions) -> Result<TextStream, RequestError> {
         let inner = &*self.inner;
         let valid = validate(options, &inner.limits, fresh_u64)?;
+        let max_model_len = inner.limits.max_model_len;
+        if prompt.len() > max_model_len {
+            // The ensemble would say the same, after the prompt was copied and looked through.
+            let max_tokens = valid.max_tokens.unwrap_or(1);
+            let prompt_tokens = prompt.len();
+            return Err(SubmitError::TooLong { prompt_tokens, max_tokens, max_model_len }.into());
+        }
         // A prompt that fills the context is refused by the scheduler, which needs at least one token to refuse.
-        let room = inner.limits.max_model_len.saturating_sub(prompt.len()).max(1);
+        let room = (max_model_len - prompt.len()).max(1);
         let max_tokens = valid.max_tokens.unwrap_or(room);
         let decoder =
             IncrementalDecoder::after(Arc::clone(&inner.tokenizer), valid.skip_special_tokens, &prompt);
@@ -200,8 +219,8 @@ impl Engine {
         let sequence = generation.sequence().0;
         let request_id = options.request_id.clone().unwrap_or_else(|| format!("{:016x}", fresh_u64()));
         tracing::debug!(request_id, sequence, prompt_tokens = prompt.len(), max_tokens, "request admitted");
-        let live = inner.live.enter(sequence, request_id.clone(), prompt.len());
-        let timer = RequestTimer::start(Arc::clone(&inner.metrics), prompt.len());
+        let live = inner.live.enter(sequence, request_id.clone(), prompt.len(), Box::new(generation));
+        let timer = RequestTimer::start(Arc::clone(&inner.metrics), prompt.len(), valid.max_tokens);
         let composer = Composer {
             decoder,
             stops,
@@ -212,10 +231,10 @@ impl Engine {
             usage: Usage { prompt_tokens: prompt.len(), ..Usage::default() },
             ready: Default::default(),
         };
-        Ok(TextStream::new(composer, generation, timer, live, prompt, request_id))
+        Ok(TextStream::new(composer, timer, live, prompt, request_id))
     }
 
-    /// Cancels the open requests of that name; how many there were. Their streams end with
+    /// Cancels the open requests of that name at once; how many there were. Their streams end with
     /// [`RequestError::Cancelled`].
     pub fn cancel(&self, request_id: &str) -> usize {
         self.inner.live.cancel(request_id)
@@ -227,6 +246,25 @@ impl Engine {
             model_name: self.inner.model_name.clone(),
             ensemble: self.inner.ensemble.status(),
             requests: self.inner.live.list(),
+        }
+    }
+
+    /// Why the engine failed for good, if it did: its shards were lost more often than its supervisor tolerates, and
+    /// it answers no request any more.
+    pub fn failure(&self) -> Option<String> {
+        match self.inner.ensemble.status().state {
+            EnsembleState::Failed { reason } => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Waits until the engine has failed for good, and says why. An engine that is shut down never does.
+    pub async fn failed(&self) -> String {
+        loop {
+            if let Some(reason) = self.failure() {
+                return reason;
+            }
+            tokio::time::sleep(FAILURE_POLL).await;
         }
     }
 
@@ -253,6 +291,11 @@ impl Engine {
     /// Most tokens of one sequence, prompt and answer together.
     pub fn max_model_len(&self) -> usize {
         self.inner.limits.max_model_len
+    }
+
+    /// Most requests that wait for their turn.
+    pub(crate) fn max_waiting_requests(&self) -> usize {
+        self.inner.limits.max_waiting_requests
     }
 
     /// When the engine became ready, in seconds of Unix time.

@@ -78,7 +78,14 @@ pub(super) fn sane(defaults: &GenerationDefaults) -> GenerationDefaults {
         tracing::warn!(name, value, "generation_config.json has a value out of range; ignored");
         None
     };
+    if let Some(penalty) = defaults.repetition_penalty.filter(|penalty| *penalty != 1.0) {
+        tracing::warn!(
+            penalty,
+            "the checkpoint asks for a repetition_penalty, which is not supported; answers are generated without it"
+        );
+    }
     GenerationDefaults {
+        repetition_penalty: None,
         temperature: keep("temperature", defaults.temperature, |v| (0.0..=2.0).contains(&v)),
         top_p: keep("top_p", defaults.top_p, |v| v > 0.0 && v <= 1.0),
         min_p: keep("min_p", defaults.min_p, |v| (0.0..=1.0).contains(&v)),

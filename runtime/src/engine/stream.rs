@@ -12,7 +12,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use consort_actors::{Generation, GenerationError, GenerationEvent, plan::TokenLogprobs};
+use consort_actors::{GenerationError, GenerationEvent, plan::TokenLogprobs};
 use futures_util::{Stream, StreamExt};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
@@ -192,7 +192,9 @@ impl Composer {
 /// A reader that falls far behind is cancelled too: the queue before it is bounded.
 pub struct TextStream {
     composer: Composer,
-    generation: Option<Generation>,
+    /// The last token is in `composer.ready` and waits for the end, which is on its way.
+    held: bool,
+    ended: bool,
     timer: RequestTimer,
     live: LiveGuard,
     cancelled: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -203,14 +205,13 @@ pub struct TextStream {
 impl TextStream {
     pub(crate) fn new(
         composer: Composer,
-        generation: Generation,
         timer: RequestTimer,
         live: LiveGuard,
         prompt: Vec<u32>,
         request_id: String,
     ) -> Self {
         let cancelled = Box::pin(live.cancellation().cancelled_owned());
-        Self { composer, generation: Some(generation), timer, live, cancelled, prompt, request_id }
+        Self { composer, held: false, ended: false, timer, live, cancelled, prompt, request_id }
     }
 
     /// The prompt's tokens.
@@ -262,7 +263,16 @@ impl TextStream {
 
     fn end(&mut self, outcome: Outcome) {
         self.timer.finish(outcome);
-        self.generation = None;
+        self.ended = true;
+        self.held = false;
+        self.live.close();
+    }
+
+    /// Ends with an error, which is the last that is told.
+    fn fail(&mut self, outcome: Outcome, error: RequestError) -> Poll<Option<<Self as Stream>::Item>> {
+        self.end(outcome);
+        self.composer.ready.clear();
+        Poll::Ready(Some(Err(error)))
     }
 
     /// Reads one generation event into the composer.
@@ -290,24 +300,22 @@ impl Stream for TextStream {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
-        let mut held = false;
         loop {
-            if !held && let Some(event) = this.composer.ready.pop_front() {
+            if !this.held
+                && let Some(event) = this.composer.ready.pop_front()
+            {
                 return Poll::Ready(Some(Ok(event)));
             }
-            let Some(generation) = &mut this.generation else { return Poll::Ready(None) };
-            if this.cancelled.as_mut().poll(cx).is_ready() {
-                this.end(Outcome::Abort);
-                return Poll::Ready(Some(Err(RequestError::Cancelled)));
+            if this.ended {
+                return Poll::Ready(None);
             }
-            let event = ready!(generation.poll_next_unpin(cx));
+            if this.cancelled.as_mut().poll(cx).is_ready() {
+                return this.fail(Outcome::Abort, RequestError::Cancelled);
+            }
+            let event = ready!(this.live.poll_event(cx));
             match this.read(event) {
-                Ok(must_wait) => held = must_wait,
-                Err(error) => {
-                    this.end(Outcome::Error);
-                    this.composer.ready.clear();
-                    return Poll::Ready(Some(Err(error.into())));
-                }
+                Ok(must_wait) => this.held = must_wait,
+                Err(error) => return this.fail(Outcome::Error, error.into()),
             }
         }
     }

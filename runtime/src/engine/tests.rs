@@ -161,6 +161,54 @@ async fn a_request_can_be_cancelled_by_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_request_frees_its_blocks_though_nobody_reads_its_stream() {
+    let engine = start(1).await;
+    let options = GenerateOptions { request_id: Some("mine".into()), ..greedy(LONG) };
+    let mut stream = engine.generate("abc", options).expect("admitted");
+    until("running", || engine.status().ensemble.running == 1).await;
+    assert_eq!(engine.cancel("mine"), 1);
+    until("freeing the blocks", || {
+        let status = engine.status().ensemble;
+        status.running == 0 && status.used_blocks == 0
+    })
+    .await;
+    assert!(engine.status().ensemble.generated_tokens < LONG as u64, "it must not have run to its end");
+    assert!(matches!(stream.next().await, Some(Err(RequestError::Cancelled))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_that_no_context_holds_is_refused_before_it_is_tokenised() {
+    let engine = start(1).await;
+    let text = "<|im_start|>".repeat(testing::CONTEXT);
+    assert_eq!(engine.tokenizer().tokens_min(&text), testing::CONTEXT);
+    let fits = engine.generate(text.as_str(), GenerateOptions { max_tokens: None, ..greedy(1) });
+    assert!(matches!(fits, Err(RequestError::Submit(_))), "the longest text that might fit is counted");
+    let refused = [
+        engine.generate(format!("{text}a"), greedy(1)).err(),
+        engine.chat(&[Message::user(text)], greedy(1)).err(),
+    ];
+    for error in refused {
+        assert!(
+            matches!(&error, Some(RequestError::TextTooLong { tokens_min, .. }) if *tokens_min > testing::CONTEXT),
+            "{error:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_needs_no_key_for_a_server_that_is_not_started() {
+    let folder = checkpoint();
+    let topology = folder.path().join("tiny.toml");
+    let key = "CONSORT_TEST_KEY_THAT_NOBODY_SETS";
+    let text = format!("[model]\npath = \".\"\ndtype = \"float32\"\n[server]\napi_key_env = \"{key}\"\n");
+    std::fs::write(&topology, text).expect("the test folder is writable");
+    let error =
+        Engine::from_toml(&topology).server_settings().expect_err("a server would be open to everyone");
+    assert!(error.to_string().contains(key), "{error}");
+    Engine::from_toml(&topology).start().await.expect("the engine alone starts");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_chat_goes_through_the_template() {
     let engine = start(1).await;
     let stream = engine.chat(&[Message::user("hi")], greedy(1)).expect("admitted");

@@ -30,6 +30,7 @@ const REQUEST_ID_BYTES_MAX: usize = 256;
 pub(crate) struct Limits {
     pub(crate) vocab_size: usize,
     pub(crate) max_model_len: usize,
+    pub(crate) max_waiting_requests: usize,
     pub(crate) eos_token_ids: Vec<u32>,
     pub(crate) defaults: GenerationDefaults,
 }

@@ -3,6 +3,23 @@
 //! Each engine owns its recorder: nothing is installed globally, and several engines of one process do not mix.
 //! Request histograms are recorded where a stream is read ([`RequestTimer`]); gauges and the scheduler's counters
 //! are copied from the ensemble's status when [`EngineMetrics::render`] is called.
+//!
+//! Of the metrics that a vLLM server exports by default, there are (all under `vllm:`):
+//!
+//! * gauges `num_requests_running`, `num_requests_waiting`, `kv_cache_usage_perc`, `cache_config_info` (its labels
+//!   `block_size` and `num_gpu_blocks` only);
+//! * counters `prompt_tokens`, `generation_tokens`, `num_preemptions`, `request_success`, and `prefix_cache_queries`
+//!   and `prefix_cache_hits`, which stay 0 as there is no prefix cache;
+//! * histograms `time_to_first_token_seconds`, `inter_token_latency_seconds`, `request_time_per_output_token_seconds`,
+//!   `e2e_request_latency_seconds`, `request_decode_time_seconds`, `request_prompt_tokens`,
+//!   `request_generation_tokens`, `request_max_num_generation_tokens`, `request_params_max_tokens`,
+//!   `request_params_n`.
+//!
+//! Absent are those that need to know when a request was scheduled (`request_queue_time_seconds`,
+//! `request_prefill_time_seconds`, `request_inference_time_seconds`) or what a single step held
+//! (`iteration_tokens_total`): the scheduler does not tell. And what belongs to functions that do not exist here: LoRA
+//! (`lora_requests_info`), multimodal caches (`mm_cache_*`), speculative decoding (`spec_decode_*`), sleeping
+//! (`engine_sleep_state`), KV transfer (`external_prefix_cache_*`).
 
 #[cfg(test)]
 mod tests;
@@ -40,6 +57,8 @@ const TOKEN_BUCKETS: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 20_000.0,
     50_000.0, 100_000.0,
 ];
+/// Buckets of the number of choices.
+const CHOICES_BUCKETS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 /// Samples between two drains of the recorder's raw samples into buckets: bounds its memory when nobody scrapes.
 const SAMPLES_PER_UPKEEP: u32 = 4096;
 
@@ -69,6 +88,9 @@ pub(crate) struct EngineMetrics {
     decode_time: Histogram,
     request_prompt_tokens: Histogram,
     request_generation_tokens: Histogram,
+    request_max_num_generation_tokens: Histogram,
+    params_max_tokens: Histogram,
+    params_n: Histogram,
     samples: AtomicU32,
 }
 
@@ -87,6 +109,15 @@ impl EngineMetrics {
         let info = [("block_size", block_size.to_string()), ("num_gpu_blocks", num_blocks.to_string())];
         let info: Vec<(&'static str, &str)> =
             info.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        for (name, help) in [
+            (
+                "vllm:prefix_cache_queries_total",
+                "Prompt tokens looked up in the prefix cache (there is none).",
+            ),
+            ("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache (there is none)."),
+        ] {
+            set.counter(name, help, &[]).absolute(0);
+        }
         set.gauge("vllm:cache_config_info", "Shape of the KV cache.", &info).set(1.0);
         Ok(Self {
             running: set.gauge("vllm:num_requests_running", "Requests in execution batches.", &[]),
@@ -107,6 +138,13 @@ impl EngineMetrics {
             request_prompt_tokens: set.histogram("vllm:request_prompt_tokens", "Prompt tokens of a request."),
             request_generation_tokens: set
                 .histogram("vllm:request_generation_tokens", "Generated tokens of a request."),
+            request_max_num_generation_tokens: set.histogram(
+                "vllm:request_max_num_generation_tokens",
+                "Generated tokens of a request's longest choice.",
+            ),
+            params_max_tokens: set
+                .histogram("vllm:request_params_max_tokens", "The max_tokens that a request asked for."),
+            params_n: set.histogram("vllm:request_params_n", "The choices that a request asked for."),
             samples: AtomicU32::new(0),
             handle: recorder.handle(),
         })
@@ -139,7 +177,10 @@ fn builder() -> Result<PrometheusBuilder, BuildError> {
         .set_buckets_for_metric(exact("vllm:e2e_request_latency_seconds"), LATENCY_BUCKETS)?
         .set_buckets_for_metric(exact("vllm:request_decode_time_seconds"), LATENCY_BUCKETS)?
         .set_buckets_for_metric(exact("vllm:request_prompt_tokens"), TOKEN_BUCKETS)?
-        .set_buckets_for_metric(exact("vllm:request_generation_tokens"), TOKEN_BUCKETS)
+        .set_buckets_for_metric(exact("vllm:request_generation_tokens"), TOKEN_BUCKETS)?
+        .set_buckets_for_metric(exact("vllm:request_max_num_generation_tokens"), TOKEN_BUCKETS)?
+        .set_buckets_for_metric(exact("vllm:request_params_max_tokens"), TOKEN_BUCKETS)?
+        .set_buckets_for_metric(exact("vllm:request_params_n"), CHOICES_BUCKETS)
 }
 
 /// Registers instruments with the labels that every metric of an engine carries.
@@ -177,6 +218,8 @@ impl InstrumentSet<'_> {
 pub(crate) struct RequestTimer {
     metrics: Arc<EngineMetrics>,
     prompt_tokens: usize,
+    /// What the request asked for, if it said so.
+    max_tokens: Option<usize>,
     started: Instant,
     first: Option<Instant>,
     last: Instant,
@@ -185,9 +228,14 @@ pub(crate) struct RequestTimer {
 }
 
 impl RequestTimer {
-    pub(crate) fn start(metrics: Arc<EngineMetrics>, prompt_tokens: usize) -> Self {
+    pub(crate) fn start(
+        metrics: Arc<EngineMetrics>,
+        prompt_tokens: usize,
+        max_tokens: Option<usize>,
+    ) -> Self {
         let now = Instant::now();
-        Self { metrics, prompt_tokens, started: now, first: None, last: now, generated: 0, finished: false }
+        let (generated, finished) = (0, false);
+        Self { metrics, prompt_tokens, max_tokens, started: now, first: None, last: now, generated, finished }
     }
 
     /// One more token arrived.
@@ -217,6 +265,11 @@ impl RequestTimer {
         self.metrics.e2e.record(self.started.elapsed().as_secs_f64());
         self.metrics.request_prompt_tokens.record(self.prompt_tokens as f64);
         self.metrics.request_generation_tokens.record(self.generated as f64);
+        self.metrics.request_max_num_generation_tokens.record(self.generated as f64);
+        self.metrics.params_n.record(1.0);
+        if let Some(max_tokens) = self.max_tokens {
+            self.metrics.params_max_tokens.record(max_tokens as f64);
+        }
         if let Some(first) = self.first {
             let decode = self.last.duration_since(first).as_secs_f64();
             self.metrics.decode_time.record(decode);

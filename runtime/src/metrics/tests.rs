@@ -40,6 +40,8 @@ fn gauges_and_counters_carry_vllms_names_and_labels() {
         "vllm:prompt_tokens_total{model_name=\"tiny\",engine=\"0\"} 40",
         "vllm:generation_tokens_total{model_name=\"tiny\",engine=\"0\"} 7",
         "vllm:num_preemptions_total{model_name=\"tiny\",engine=\"0\"} 3",
+        "vllm:prefix_cache_queries_total{model_name=\"tiny\",engine=\"0\"} 0",
+        "vllm:prefix_cache_hits_total{model_name=\"tiny\",engine=\"0\"} 0",
     ] {
         assert!(has(&text, line), "{line} is missing in\n{text}");
     }
@@ -49,7 +51,7 @@ fn gauges_and_counters_carry_vllms_names_and_labels() {
 #[test]
 fn a_finished_request_fills_its_histograms() {
     let metrics = metrics("tiny");
-    let mut timer = RequestTimer::start(Arc::clone(&metrics), 12);
+    let mut timer = RequestTimer::start(Arc::clone(&metrics), 12, Some(3));
     (0..3).for_each(|_| timer.token());
     timer.finish(Outcome::Length);
     drop(timer);
@@ -63,6 +65,9 @@ fn a_finished_request_fills_its_histograms() {
         "vllm:request_prompt_tokens_bucket{model_name=\"tiny\",engine=\"0\",le=\"10\"} 0",
         "vllm:request_prompt_tokens_bucket{model_name=\"tiny\",engine=\"0\",le=\"20\"} 1",
         "vllm:request_generation_tokens_sum{model_name=\"tiny\",engine=\"0\"} 3",
+        "vllm:request_max_num_generation_tokens_sum{model_name=\"tiny\",engine=\"0\"} 3",
+        "vllm:request_params_max_tokens_sum{model_name=\"tiny\",engine=\"0\"} 3",
+        "vllm:request_params_n_bucket{model_name=\"tiny\",engine=\"0\",le=\"1\"} 1",
     ] {
         assert!(has(&text, line), "{line} is missing in\n{text}");
     }
@@ -81,7 +86,7 @@ fn a_finished_request_fills_its_histograms() {
 #[test]
 fn a_dropped_request_counts_as_aborted() {
     let metrics = metrics("tiny");
-    drop(RequestTimer::start(Arc::clone(&metrics), 1));
+    drop(RequestTimer::start(Arc::clone(&metrics), 1, None));
     let line = "vllm:request_success_total{model_name=\"tiny\",engine=\"0\",finished_reason=\"abort\"} 1";
     assert!(has(&metrics.render(&status()), line));
 }
@@ -89,7 +94,7 @@ fn a_dropped_request_counts_as_aborted() {
 #[test]
 fn two_engines_do_not_mix() {
     let (one, two) = (metrics("one"), metrics("two"));
-    RequestTimer::start(Arc::clone(&one), 1).finish(Outcome::Stop);
+    RequestTimer::start(Arc::clone(&one), 1, None).finish(Outcome::Stop);
     let text = two.render(&status());
     assert!(!text.contains("model_name=\"one\""));
     let line = "vllm:request_success_total{model_name=\"two\",engine=\"0\",finished_reason=\"stop\"} 0";
@@ -100,4 +105,22 @@ fn two_engines_do_not_mix() {
 fn names_of_models_are_escaped() {
     let text = metrics("a\"b\\c").render(&status());
     assert!(text.contains("model_name=\"a\\\"b\\\\c\""), "{text}");
+}
+
+#[test]
+fn every_metric_that_the_module_promises_is_there() {
+    let metrics = metrics("tiny");
+    let mut timer = RequestTimer::start(Arc::clone(&metrics), 1, Some(2));
+    (0..2).for_each(|_| timer.token());
+    timer.finish(Outcome::Length);
+    let text = metrics.render(&status());
+    let (promised, absent) = include_str!("mod.rs").split_once("//! Absent are").expect("both lists");
+    let promised = promised.split_once("there are").expect("the first list").1;
+    let names: Vec<&str> = promised.split('`').skip(1).step_by(2).collect();
+    assert!(names.len() > 15, "{names:?}");
+    for name in names.into_iter().filter(|name| !["vllm:", "block_size", "num_gpu_blocks"].contains(name)) {
+        let known = text.lines().any(|line| line.starts_with(&format!("# TYPE vllm:{name}")));
+        assert!(known, "{name} is promised and missing in\n{text}");
+    }
+    assert!(absent.contains("iteration_tokens_total") && !text.contains("iteration_tokens"));
 }

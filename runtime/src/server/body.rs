@@ -1,6 +1,6 @@
 //! Reading a request's body: JSON only, bounded in size and time.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     body::Bytes,
@@ -9,13 +9,13 @@ use axum::{
 };
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 
-use super::error::ApiError;
+use super::{AppState, error::ApiError};
 
 /// Longest time a body may take: a client that sends a byte a minute must not keep its buffer for ever.
 const BODY_SECONDS_MAX: u64 = 30;
-/// Bodies up to this size are tokenised where they are read (well below a millisecond); longer ones on a thread of
-/// their own, so that they do not hold up other requests' tokens.
-pub(super) const INLINE_BYTES_MAX: usize = 16 << 10;
+/// Bodies up to this size are parsed and tokenised where they are read (about a millisecond); longer ones on a thread
+/// of their own, so that they do not hold up other requests' tokens.
+const INLINE_BYTES_MAX: usize = 16 << 10;
 
 /// The whole body of a JSON request.
 pub(super) async fn read(request: Request, limit: usize) -> Result<Bytes, ApiError> {
@@ -45,16 +45,25 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::unsupported_media_type(got))
 }
 
-/// Runs `work` here, or on a blocking thread if it is long.
-pub(super) async fn maybe_blocking<T: Send + 'static>(
-    long: bool,
-    work: impl FnOnce() -> T + Send + 'static,
+/// Makes a request out of its body: here, or on a blocking thread if the body is long. Of the long ones only so many
+/// are worked on at a time as `preparing` has permits; the others wait.
+pub(super) async fn prepare<T: Send + 'static>(
+    state: &AppState,
+    body: Bytes,
+    work: impl FnOnce(Bytes) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    if !long {
-        return Ok(work());
+    if body.len() <= INLINE_BYTES_MAX {
+        return work(body);
     }
-    tokio::task::spawn_blocking(work).await.map_err(|error| {
+    let ended = || ApiError::internal("the request could not be prepared");
+    let permit = Arc::clone(&state.preparing).acquire_owned().await.map_err(|_| ended())?;
+    let working = tokio::task::spawn_blocking(move || {
+        // Held by the work itself: a client that goes away stops the wait, and not the thread.
+        let _permit = permit;
+        work(body)
+    });
+    working.await.map_err(|error| {
         tracing::error!(%error, "a request's preparation ended without a result");
-        ApiError::internal("the request could not be prepared")
-    })
+        ended()
+    })?
 }

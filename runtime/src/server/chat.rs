@@ -27,15 +27,19 @@ pub(super) async fn handle(
 ) -> Result<Response, ApiError> {
     let engine = state.engine()?;
     let bytes = body::read(request, state.settings.body_limit_bytes).await?;
-    let long = bytes.len() > body::INLINE_BYTES_MAX;
-    let ChatRequest { mut common, messages, add_generation_prompt, template_kwargs } =
-        ChatRequest::parse(&bytes)?;
-    drop(bytes);
-    state.check_model(common.model.as_deref(), engine)?;
-    common.options.request_id = Some(id.0.clone());
-    let options = engine::ChatOptions { generate: common.options, add_generation_prompt, template_kwargs };
-    let submitting = engine.clone();
-    let stream = body::maybe_blocking(long, move || submitting.chat_with(&messages, options)).await??;
+    let (submitting, request_id) = (engine.clone(), id.0.clone());
+    let (common, stream) = body::prepare(&state, bytes, move |bytes| {
+        let ChatRequest { mut common, messages, add_generation_prompt, template_kwargs } =
+            ChatRequest::parse(&bytes)?;
+        drop(bytes);
+        super::check_model(common.model.as_deref(), &submitting)?;
+        common.options.request_id = Some(request_id);
+        let generate = std::mem::take(&mut common.options);
+        let options = engine::ChatOptions { generate, add_generation_prompt, template_kwargs };
+        let stream = submitting.chat_with(&messages, options)?;
+        Ok((common, stream))
+    })
+    .await?;
 
     let prompt_token_ids = common.return_token_ids.then(|| stream.prompt_tokens().to_vec());
     let head = Head {

@@ -32,14 +32,16 @@ pub(super) async fn handle(
 ) -> Result<Response, ApiError> {
     let engine = state.engine()?;
     let bytes = body::read(request, state.settings.body_limit_bytes).await?;
-    let long = bytes.len() > body::INLINE_BYTES_MAX;
-    let CompletionRequest { mut common, prompts, echo } = CompletionRequest::parse(&bytes)?;
-    drop(bytes);
-    state.check_model(common.model.as_deref(), engine)?;
-    common.options.request_id = Some(id.0.clone());
-    let submitting = engine.clone();
-    let (echo_texts, streams) =
-        body::maybe_blocking(long, move || submit(&submitting, prompts, echo, &common.options)).await??;
+    let (submitting, request_id) = (engine.clone(), id.0.clone());
+    let (common, echo_texts, streams) = body::prepare(&state, bytes, move |bytes| {
+        let CompletionRequest { mut common, prompts, echo } = CompletionRequest::parse(&bytes)?;
+        drop(bytes);
+        super::check_model(common.model.as_deref(), &submitting)?;
+        common.options.request_id = Some(request_id);
+        let (echo_texts, streams) = submit(&submitting, prompts, echo, &common.options)?;
+        Ok((common, echo_texts, streams))
+    })
+    .await?;
 
     let with_logprobs = echo_texts.logprobs;
     let choices = echo_texts
@@ -84,6 +86,15 @@ fn submit(
     echo: bool,
     options: &GenerateOptions,
 ) -> Result<(Echo, Vec<TextStream>), RequestError> {
+    let limit = engine.max_waiting_requests();
+    if prompts.len() > limit {
+        // Refused as overload it would be sent again, for ever.
+        let message = format!(
+            "has {} prompts, and this server queues at most {limit} (max_waiting_requests); send fewer at a time",
+            prompts.len()
+        );
+        return Err(RequestError::Invalid { field: "prompt", message });
+    }
     let mut texts = Vec::with_capacity(prompts.len());
     let mut streams = Vec::with_capacity(prompts.len());
     for prompt in prompts {

@@ -141,9 +141,9 @@ impl From<RequestError> for ApiError {
             RequestError::Invalid { field, message } => Self::field(*field, message),
             RequestError::Submit(submit) => from_submit(submit),
             RequestError::Generation(generation) => from_generation(generation),
-            RequestError::Text(_) | RequestError::NoChatTemplate { .. } => {
-                Self::bad_request(error.to_string())
-            }
+            RequestError::Text(_)
+            | RequestError::TextTooLong { .. }
+            | RequestError::NoChatTemplate { .. } => Self::bad_request(error.to_string()),
             RequestError::Template(_) => {
                 Self { param: Some("messages".into()), ..Self::bad_request(error.to_string()) }
             }
@@ -172,6 +172,8 @@ fn from_generation(error: &GenerationError) -> ApiError {
         GenerationError::ShardLost { .. } | GenerationError::ShuttingDown => {
             ApiError::unavailable(error.to_string())
         }
-        GenerationError::SlowReader { .. } => ApiError::internal(error.to_string()),
+        GenerationError::SlowReader { .. } | GenerationError::NotFinite { .. } => {
+            ApiError::internal(error.to_string())
+        }
     }
 }

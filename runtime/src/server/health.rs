@@ -12,11 +12,14 @@ use consort_actors::EnsembleState;
 use serde::Serialize;
 
 use super::{AppState, error::ApiError};
-use crate::engine::EngineStatus;
+use crate::engine::{Engine, EngineStatus};
 
-/// The process answers: 200 always.
-pub(super) async fn livez() -> &'static str {
-    "ok"
+/// Whether starting this process anew would not help: 200, unless the engine has failed for good.
+pub(super) async fn livez(State(state): State<Arc<AppState>>) -> Response {
+    match state.attached().and_then(Engine::failure) {
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("failed: {reason}")).into_response(),
+        None => "ok".into_response(),
+    }
 }
 
 /// Whether to send requests here.

@@ -1,8 +1,8 @@
 //! The OpenAI-compatible HTTP server.
 //!
-//! [`Server::bind`] takes the port, [`Server::attach`] gives it an engine once one is loaded (until then `/readyz` and
-//! the API answer 503), [`Server::run`] serves until told to stop, drains, and shuts the engine down. It never
-//! schedules or generates: handlers validate, submit and write what streams out.
+//! [`Server::bind`] takes the port, [`ServerHandle::attach`] gives it an engine once one is loaded (until then
+//! `/readyz` and the API answer 503), [`Server::run`] serves until told to stop, drains, and shuts the engine down. It
+//! never schedules or generates: handlers validate, submit and write what streams out.
 
 mod auth;
 mod body;
@@ -24,6 +24,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -35,9 +36,10 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Semaphore, time::Instant};
 
 use self::{
+    connections::Routes,
     error::ApiError,
     wire::{ModelCard, ModelList},
 };
@@ -51,6 +53,9 @@ pub const BODY_LIMIT_BYTES_DEFAULT: usize = 16 << 20;
 /// Most open connections by default: each may hold a body of the limit's size while it is read.
 pub const CONNECTIONS_MAX_DEFAULT: usize = 1024;
 
+/// Longest grace that is measured.
+const GRACE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// How a server behaves.
@@ -62,7 +67,7 @@ pub struct ServerSettings {
     pub api_key: Option<String>,
     /// Largest request body.
     pub body_limit_bytes: usize,
-    /// Most open connections; further ones wait in the listener's backlog.
+    /// Most open connections. A few further ones are served probes and metrics, and told 503 on everything else.
     pub connections_max: usize,
     /// How long requests may go on after the signal to stop.
     pub shutdown_grace: Duration,
@@ -134,6 +139,8 @@ struct AppState {
     engine: OnceLock<Engine>,
     settings: ServerSettings,
     draining: AtomicBool,
+    /// One permit per core, for requests that take a while to prepare.
+    preparing: Arc<Semaphore>,
 }
 
 impl AppState {
@@ -148,15 +155,15 @@ impl AppState {
         }
         self.attached().ok_or_else(|| ApiError::unavailable("the model is still loading; try again later"))
     }
+}
 
-    /// A request may leave the model out, or name it by its served name.
-    fn check_model(&self, asked: Option<&str>, engine: &Engine) -> Result<(), ApiError> {
-        match asked {
-            Some(name) if !name.is_empty() && name != engine.model_name() => {
-                Err(ApiError::unknown_model(name, engine.model_name()))
-            }
-            _ => Ok(()),
+/// A request may leave the model out, or name it by its served name.
+fn check_model(asked: Option<&str>, engine: &Engine) -> Result<(), ApiError> {
+    match asked {
+        Some(name) if !name.is_empty() && name != engine.model_name() => {
+            Err(ApiError::unknown_model(name, engine.model_name()))
         }
+        _ => Ok(()),
     }
 }
 
@@ -170,7 +177,13 @@ impl Server {
         };
         let (listener, address) =
             taken.await.map_err(|source| ServerError::Bind { listen: settings.listen.clone(), source })?;
-        let state = AppState { engine: OnceLock::new(), settings, draining: AtomicBool::new(false) };
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let state = AppState {
+            engine: OnceLock::new(),
+            settings,
+            draining: AtomicBool::new(false),
+            preparing: Arc::new(Semaphore::new(cores)),
+        };
         Ok(Self { listener, address, state: Arc::new(state) })
     }
 
@@ -184,8 +197,8 @@ impl Server {
         ServerHandle { state: Arc::clone(&self.state) }
     }
 
-    /// Serves until `stop` is done. Then `/readyz` turns false, new requests are refused, open ones may end within
-    /// the grace, and the engine is shut down.
+    /// Serves until `stop` is done. Then `/readyz` turns false, new requests are refused, open ones may end and be read
+    /// within the grace, and the engine is shut down.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let state = Arc::clone(&self.state);
         let grace = state.settings.shutdown_grace;
@@ -193,12 +206,17 @@ impl Server {
             stop.await;
             tracing::info!(grace_seconds = grace.as_secs(), "draining");
             state.draining.store(true, Ordering::Release);
+            let now = Instant::now();
+            // A grace beyond what a clock can hold is no limit.
+            let grace_end = now.checked_add(grace).unwrap_or_else(|| now + GRACE_MAX);
             if let Some(engine) = state.attached() {
-                engine.shutdown(grace).await;
+                engine.shutdown(grace.min(GRACE_MAX)).await;
             }
+            grace_end
         };
         let connections_max = self.state.settings.connections_max;
-        connections::serve(self.listener, router(self.state), connections_max, drained).await;
+        let routes = Routes { all: router(Arc::clone(&self.state)), crowded: crowded(self.state) };
+        connections::serve(self.listener, routes, connections_max, drained).await;
     }
 }
 
@@ -217,19 +235,33 @@ impl ServerHandle {
 }
 
 fn router(state: Arc<AppState>) -> Router {
-    Router::new()
+    probes()
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/completions", post(completions::handle))
         .route("/v1/models", get(models))
-        .route("/livez", get(health::livez))
-        .route("/readyz", get(health::readyz))
-        .route("/health", get(health::health))
-        .route("/metrics", get(health::metrics))
         .fallback(unknown_path)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(Arc::clone(&state), auth::check))
         .layer(middleware::from_fn(name_request))
         .with_state(state)
+}
+
+/// What is served on connections beyond the most that are allowed.
+fn crowded(state: Arc<AppState>) -> Router {
+    probes().fallback(too_many_connections).layer(middleware::from_fn(name_request)).with_state(state)
+}
+
+fn probes() -> Router<Arc<AppState>> {
+    Router::new()
+        .route("/livez", get(health::livez))
+        .route("/readyz", get(health::readyz))
+        .route("/health", get(health::health))
+        .route("/metrics", get(health::metrics))
+}
+
+async fn too_many_connections(State(state): State<Arc<AppState>>) -> ApiError {
+    let most = state.settings.connections_max;
+    ApiError::unavailable(format!("all {most} connections of this server are in use; try again later"))
 }
 
 async fn models(State(state): State<Arc<AppState>>) -> Result<Response, ApiError> {

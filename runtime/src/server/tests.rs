@@ -1,5 +1,6 @@
 use std::{
     net::SocketAddr,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -8,15 +9,24 @@ use http_body_util::{BodyExt, Full};
 use hyper::{HeaderMap, Request};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::{net::TcpStream, task::JoinHandle};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+    task::JoinHandle,
+};
 use tokio_util::sync::CancellationToken;
 
-use super::{Server, ServerSettings, auth, sse};
-use crate::{engine::Engine, testing};
+use super::{AppState, Server, ServerSettings, auth, sse};
+use crate::{
+    EngineBuilder, EnsembleState,
+    engine::Engine,
+    testing::{self, Faults, Rebuild},
+};
 
 /// A server on a free port, with or without its tiny model.
 struct Running {
     address: SocketAddr,
+    state: Arc<AppState>,
     engine: Option<Engine>,
     stop: CancellationToken,
     serving: JoinHandle<()>,
@@ -46,30 +56,36 @@ impl Answer {
 }
 
 async fn start(settings: ServerSettings) -> Running {
+    start_with(settings, |builder| builder).await
+}
+
+async fn start_with(
+    settings: ServerSettings,
+    configure: impl FnOnce(EngineBuilder) -> EngineBuilder,
+) -> Running {
     let server =
         Server::bind(ServerSettings { listen: "127.0.0.1:0".into(), ..settings }).await.expect("a free port");
     let (address, handle, stop) = (server.local_addr(), server.handle(), CancellationToken::new());
+    let state = Arc::clone(&server.state);
     let serving = tokio::spawn(server.run(stop.clone().cancelled_owned()));
     let folder = tempfile::tempdir().expect("a temporary folder");
     testing::write_checkpoint(folder.path());
-    let engine = Engine::builder()
+    let builder = Engine::builder()
         .model(folder.path())
         .tensor_parallel_size(2)
         .dtype("float32")
-        .served_model_name("tiny")
-        .start()
-        .await
-        .expect("the tiny model starts");
+        .served_model_name("tiny");
+    let engine = configure(builder).start().await.expect("the tiny model starts");
     handle.attach(engine.clone()).expect("the first engine");
-    Running { address, engine: Some(engine), stop, serving }
+    Running { address, state, engine: Some(engine), stop, serving }
 }
 
 async fn bare() -> Running {
     let settings = ServerSettings { listen: "127.0.0.1:0".into(), ..ServerSettings::default() };
     let server = Server::bind(settings).await.expect("a free port");
-    let (address, stop) = (server.local_addr(), CancellationToken::new());
+    let (address, stop, state) = (server.local_addr(), CancellationToken::new(), Arc::clone(&server.state));
     let serving = tokio::spawn(server.run(stop.clone().cancelled_owned()));
-    Running { address, engine: None, stop, serving }
+    Running { address, state, engine: None, stop, serving }
 }
 
 impl Running {
@@ -78,14 +94,19 @@ impl Running {
     }
 
     async fn send(&self, request: Request<Full<Bytes>>) -> Answer {
+        self.try_send(request).await.expect("an answer")
+    }
+
+    /// An error if the connection is closed instead.
+    async fn try_send(&self, request: Request<Full<Bytes>>) -> hyper::Result<Answer> {
         let stream = TcpStream::connect(self.address).await.expect("the server listens");
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP");
         tokio::spawn(connection);
-        let response = sender.send_request(request).await.expect("an answer");
+        let response = sender.send_request(request).await?;
         let (status, headers) = (response.status(), response.headers().clone());
         let body = response.into_body().collect().await.expect("a whole body").to_bytes();
-        Answer { status, headers, body }
+        Ok(Answer { status, headers, body })
     }
 
     async fn get(&self, path: &str) -> Answer {
@@ -128,6 +149,33 @@ async fn until(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(Instant::now() < limit, "{what} was not seen within 20 s");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+}
+
+/// Sends a completion request and leaves the answer unread.
+async fn write_request(client: &mut TcpStream, body: &Value) {
+    let body = body.to_string();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    client.write_all(head.as_bytes()).await.expect("written");
+    client.write_all(body.as_bytes()).await.expect("written");
+}
+
+/// A connection whose buffers hold next to nothing.
+async fn narrow_client(server: &Running) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_recv_buffer_size(4096).expect("a small buffer");
+    socket.connect(server.address).await.expect("the server listens")
+}
+
+/// Choices of [`endless_answer`].
+const CHOICES: usize = 8;
+
+/// Asks for more bytes than sockets hold on both sides together (usually 4 MiB on the sender's).
+fn endless_answer() -> Value {
+    json!({"model": "tiny", "prompt": [[97], [98], [99], [100], [101], [102], [103], [104]], "max_tokens": 2400,
+           "ignore_eos": true, "stream": true, "temperature": 0, "logprobs": 20})
 }
 
 fn assert_error(answer: &Answer, status: u16, kind: &str, param: Option<&str>) {
@@ -272,7 +320,9 @@ async fn echo_alone_returns_the_prompt_and_generates_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_streamed_completion_equals_the_whole_one_with_logprobs_and_ids() {
     let server = start(ServerSettings::default()).await;
-    let request = json!({"prompt": ["ab", "c"], "max_tokens": 5, "logprobs": 2, "echo": true, "return_token_ids": true});
+    let request = json!({
+        "prompt": ["ab", "c"], "max_tokens": 5, "logprobs": 2, "echo": true, "return_token_ids": true,
+    });
     let whole = server.complete(request.clone()).await.json();
     let mut streamed = request;
     streamed["stream"] = json!(true);
@@ -396,18 +446,11 @@ async fn a_clients_request_id_is_kept_and_a_silly_one_replaced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_hangs_up_is_cancelled() {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let server = start(ServerSettings::default()).await;
     for (aborted, stream) in [(1, true), (2, false)] {
-        let body =
-            json!({"prompt": "a", "max_tokens": 4000, "ignore_eos": true, "stream": stream}).to_string();
+        let body = json!({"prompt": "a", "max_tokens": 4000, "ignore_eos": true, "stream": stream});
         let mut client = TcpStream::connect(server.address).await.expect("the server listens");
-        let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-            body.len()
-        );
-        client.write_all(head.as_bytes()).await.expect("written");
-        client.write_all(body.as_bytes()).await.expect("written");
+        write_request(&mut client, &body).await;
         if stream {
             let mut first = [0; 64];
             client.read_exact(&mut first).await.expect("the stream begins");
@@ -441,6 +484,170 @@ async fn draining_lets_open_requests_end_and_refuses_new_ones() {
     assert_eq!(done.finish.usage.completion_tokens, 100);
     server.serving.await.expect("the server ends");
     assert!(TcpStream::connect(server.address).await.is_err(), "nobody listens any more");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_reader_gets_its_whole_answer_while_draining_and_new_requests_are_refused() {
+    let server = start(ServerSettings::default()).await;
+    let mut slow = narrow_client(&server).await;
+    let body = endless_answer();
+    write_request(&mut slow, &body).await;
+    until("the answer's generation", || server.engine().status().ensemble.running == CHOICES).await;
+    server.stop.cancel();
+    until("the end of all generations", || server.engine().status().ensemble.state == EnsembleState::Stopped)
+        .await;
+    // Longer than connections are let linger once nothing is left to wait for.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(server.get("/readyz").await.status, 503);
+    assert_eq!(server.get("/livez").await.status, 200);
+    let answer = server.complete(json!({"prompt": "a"})).await;
+    assert_error(&answer, 503, "ServiceUnavailableError", None);
+    assert!(!server.serving.is_finished(), "the slow reader is waited for");
+
+    let mut answer = Vec::new();
+    slow.read_to_end(&mut answer).await.expect("the answer is not cut");
+    let text = String::from_utf8_lossy(&answer);
+    assert!(text.contains("data: [DONE]\n\n") && text.ends_with("0\r\n\r\n"), "{} bytes", answer.len());
+    assert!(answer.len() > 6 << 20, "{} bytes may fit into buffers", answer.len());
+    server.serving.await.expect("the server ends");
+    assert!(TcpStream::connect(server.address).await.is_err(), "nobody listens any more");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_never_reads_is_cut_off_when_the_grace_is_over() {
+    let settings = ServerSettings { shutdown_grace: Duration::from_millis(500), ..ServerSettings::default() };
+    let server = start(settings).await;
+    let mut stuck = narrow_client(&server).await;
+    let body = endless_answer();
+    write_request(&mut stuck, &body).await;
+    until("the answer's generation", || server.engine().status().ensemble.running == CHOICES).await;
+    let _silent = TcpStream::connect(server.address).await.expect("the server listens");
+    server.stop.cancel();
+    let ended = tokio::time::timeout(Duration::from_secs(20), server.serving).await;
+    ended.expect("it does not wait for ever").expect("the server ends");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_are_answered_when_clients_hold_all_connections() {
+    let server = start(ServerSettings { connections_max: 2, ..ServerSettings::default() }).await;
+    let mut silent = Vec::new();
+    for _ in 0..2 {
+        silent.push(TcpStream::connect(server.address).await.expect("the server listens"));
+    }
+    for probe in ["/livez", "/readyz", "/health", "/metrics"] {
+        assert_eq!(server.get(probe).await.status, 200, "{probe}");
+    }
+    let refused = server.complete(json!({"prompt": "a"})).await;
+    assert_error(&refused, 503, "ServiceUnavailableError", None);
+    assert!(refused.headers.contains_key("retry-after"));
+    assert_eq!(refused.headers["connection"], "close");
+
+    // Beyond those few, connections are closed and not left waiting.
+    let mut more = Vec::new();
+    for _ in 0..32 {
+        more.push(TcpStream::connect(server.address).await.expect("the server listens"));
+    }
+    let mut last = more.pop().expect("opened");
+    let got = tokio::time::timeout(Duration::from_secs(4), last.read(&mut [0; 16])).await;
+    assert!(matches!(got.expect("closed at once"), Ok(0) | Err(_)), "the newest is closed");
+
+    drop((silent, more));
+    let limit = Instant::now() + Duration::from_secs(20);
+    let models = || Request::get("/v1/models").body(Full::default()).expect("a request");
+    while !matches!(server.try_send(models()).await, Ok(answer) if answer.status == 200) {
+        assert!(Instant::now() < limit, "places are not given back");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_shard_is_an_error_for_open_streams_and_a_pause_for_everybody_else() {
+    let faults = Faults::default();
+    let server = start_with(ServerSettings::default(), |builder| builder.faults(&faults)).await;
+    let before = server.complete(json!({"prompt": "abc", "max_tokens": 4})).await.json();
+    faults.on_rebuild(Rebuild::Wait);
+    faults.panic_at_step(5);
+    let open = server.complete(json!({"prompt": "abc", "max_tokens": 100, "stream": true})).await;
+    assert_eq!(open.status, 200, "the stream had begun");
+    let events = open.events();
+    let (last, chunks) = events.split_last().expect("an error at least");
+    assert_eq!(last["error"]["type"], "ServiceUnavailableError");
+    assert_eq!(last["error"]["code"], 503);
+    assert!(last["error"]["message"].as_str().is_some_and(|text| text.contains("a shard failed")), "{last}");
+    assert!(!chunks.is_empty() && chunks.iter().all(|chunk| chunk["choices"][0]["finish_reason"].is_null()));
+
+    assert_eq!(server.get("/readyz").await.status, 503);
+    assert_eq!(server.get("/livez").await.status, 200, "it is being repaired");
+    let health = server.get("/health").await.json();
+    assert_eq!(health["status"], "restarting");
+    assert_error(&server.complete(json!({"prompt": "abc"})).await, 503, "ServiceUnavailableError", None);
+
+    faults.on_rebuild(Rebuild::Succeed);
+    until("the group's return", || server.engine().status().ensemble.state == EnsembleState::Ready).await;
+    assert_eq!(server.get("/readyz").await.status, 200);
+    let after = server.complete(json!({"prompt": "abc", "max_tokens": 4})).await.json();
+    assert_eq!(after["choices"], before["choices"], "{after}");
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_failed_for_good_is_neither_ready_nor_live() {
+    let faults = Faults::default();
+    let server = start_with(ServerSettings::default(), |builder| builder.faults(&faults)).await;
+    faults.on_rebuild(Rebuild::Fail);
+    faults.panic_at_step(2);
+    let lost = server.complete(json!({"prompt": "abc", "max_tokens": 100})).await;
+    assert_error(&lost, 503, "ServiceUnavailableError", None);
+    until("giving up", || server.engine().failure().is_some()).await;
+    assert!(server.engine().failed().await.contains(testing::REBUILD_FAILURE));
+    let live = server.get("/livez").await;
+    assert_eq!(live.status, 503);
+    assert!(String::from_utf8_lossy(&live.body).contains(testing::REBUILD_FAILURE), "{:?}", live.body);
+    assert_eq!(server.get("/readyz").await.status, 503);
+    assert_eq!(server.get("/health").await.json()["status"], "failed");
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_prompts_than_can_ever_wait_are_refused_with_the_limit() {
+    let few = |builder: EngineBuilder| builder.with_overrides(|set| set.max_waiting_requests = Some(3));
+    let server = start_with(ServerSettings::default(), few).await;
+    let answer = server.complete(json!({"prompt": [[1], [2], [3], [4]], "max_tokens": 1})).await;
+    assert_error(&answer, 400, "BadRequestError", Some("prompt"));
+    let message = answer.json()["error"]["message"].to_string();
+    assert!(message.contains("at most 3") && message.contains("max_waiting_requests"), "{message}");
+    let answer = server.complete(json!({"prompt": [[1], [2], [3]], "max_tokens": 1})).await;
+    assert_eq!(answer.status, 200, "{:?}", answer.body);
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_bodies_are_prepared_one_per_core_at_a_time_and_answered_alike() {
+    let server = start(ServerSettings::default()).await;
+    let words = "b ".repeat(1 << 15);
+    let refused = server.complete(json!({"prompt": words})).await;
+    assert_error(&refused, 400, "BadRequestError", None);
+    let message = refused.json()["error"]["message"].to_string();
+    assert!(message.contains("65536 bytes") && message.contains("maximum context length"), "{message}");
+    // A long body with a short prompt is served, on another thread than a short body's.
+    let padded = json!({"prompt": "abc", "max_tokens": 2, "user": "x".repeat(1 << 15)});
+    let both = (
+        server.complete(padded).await.json(),
+        server.complete(json!({"prompt": "abc", "max_tokens": 2})).await,
+    );
+    assert_eq!(both.0["choices"], both.1.json()["choices"]);
+
+    let state = &server.state;
+    let all = u32::try_from(state.preparing.available_permits()).expect("few cores");
+    let busy = state.preparing.acquire_many(all).await.expect("open");
+    let long = server.complete(json!({"prompt": "abc", "max_tokens": 1, "user": "x".repeat(1 << 15)}));
+    assert!(tokio::time::timeout(Duration::from_millis(200), long).await.is_err(), "it waits for a core");
+    assert_eq!(server.complete(json!({"prompt": "abc", "max_tokens": 1})).await.status, 200);
+    drop(busy);
+    let long = server.complete(json!({"prompt": "abc", "max_tokens": 1, "user": "x".repeat(1 << 15)}));
+    assert_eq!(long.await.status, 200);
+    server.end().await;
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! a token to fixed bytes, so one table serves whole decodes, streams and the `bytes` of log-probabilities
 //! alike, at a cost per token that does not depend on the text before it.
 
+mod bound;
 mod gguf;
 mod pieces;
 #[cfg(test)]
@@ -17,7 +18,7 @@ use consort_parallel::checkpoint::Checkpoint;
 use serde_json::Value;
 
 pub(super) use self::pieces::Joining;
-use self::pieces::Pieces;
+use self::{bound::TokenBound, pieces::Pieces};
 use super::{
     IncrementalDecoder,
     error::TextError,
@@ -31,6 +32,7 @@ pub struct Tokenizer {
     /// Ids put before and after a text by `add_special_tokens`, where `inner` has no post-processor to do it.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
+    bound: Option<TokenBound>,
     bos: Option<String>,
     eos: Option<String>,
 }
@@ -98,7 +100,9 @@ impl Tokenizer {
 
     fn assemble(inner: tokenizers::Tokenizer, path: &Path) -> Result<Tokenizer, TextError> {
         let pieces = Pieces::of(&inner, path)?;
-        Ok(Tokenizer { inner, pieces, prefix: Vec::new(), suffix: Vec::new(), bos: None, eos: None })
+        let bound = TokenBound::of(&inner, &pieces);
+        let (prefix, suffix) = (Vec::new(), Vec::new());
+        Ok(Tokenizer { inner, pieces, prefix, suffix, bound, bos: None, eos: None })
     }
 
     /// Ids of a text. Names of special tokens inside the text become those tokens, as in `transformers`;
@@ -146,6 +150,12 @@ impl Tokenizer {
     /// One more than the largest id. A model's matrices may have more rows than this.
     pub fn vocab_size(&self) -> usize {
         self.pieces.len()
+    }
+
+    /// A number of tokens that [`encode`](Self::encode) gives for this text at least, found without encoding it; 0
+    /// where this cannot be told, as for tokenizers that drop spaces.
+    pub fn tokens_min(&self, text: &str) -> usize {
+        self.bound.as_ref().map_or(0, |bound| bound.tokens_min(text))
     }
 
     /// Whether a token is special: control tokens that `skip_special_tokens` leaves out.

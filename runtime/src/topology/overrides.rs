@@ -7,7 +7,7 @@ use config::{Config, Map, Value, ValueKind};
 use super::{
     env::Environment,
     error::Violations,
-    raw::{Leaf, Origin, RawBytes, RawTopology, Sourced},
+    raw::{Leaf, Origin, RawBytes, RawServer, RawTopology, Sourced},
 };
 
 const PREFIX: &str = "CONSORT";
@@ -44,6 +44,9 @@ pub struct Overrides {
     pub port: Option<u16>,
     /// Replaces `server.api_key_env`.
     pub api_key_env: Option<String>,
+    /// Leaves `[server]` out, whoever wrote it: for an engine that nothing listens for, which must not fail on a key
+    /// that it does not need.
+    pub without_server: bool,
 }
 
 impl Overrides {
@@ -104,6 +107,9 @@ pub(super) fn apply(
             None => Origin::Variable(format!("{PREFIX}_{}", key.replace('.', SEPARATOR).to_uppercase())),
         };
         Override { key: &key, value, origin, violations }.put(raw);
+    }
+    if overrides.without_server {
+        raw.server = RawServer::default();
     }
 }
 

@@ -131,8 +131,12 @@ impl SimShard {
         assert_eq!(state.table.len(), state.len.div_ceil(self.block_size), "the table covers exactly");
         let history: Vec<u32> = state.table.iter().flat_map(|block| &self.pages[block]).copied().collect();
         assert_eq!(history.len(), state.len, "{} reads a page that was wiped", span.sequence);
-        let mut output =
-            SpanOutput { sequence: span.sequence, sampled: Vec::new(), prompt_logprobs: Vec::new() };
+        let mut output = SpanOutput {
+            sequence: span.sequence,
+            sampled: Vec::new(),
+            prompt_logprobs: Vec::new(),
+            broken: false,
+        };
         let sample = match span.output {
             Output::Nothing => false,
             Output::Sample => true,

@@ -1,12 +1,22 @@
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
 
 use consort_actors::{
     FinishReason as ActorsReason, GenerationError, GenerationEvent,
     plan::{Sampled, TokenLogprobs},
 };
+use futures_util::{Stream, StreamExt, stream::iter};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 
-use super::{Composer, Finish, FinishReason, StopReason, TextDelta, TextEvent, Usage};
+use super::{Composer, Finish, FinishReason, StopReason, TextDelta, TextEvent, TextStream, Usage};
 use crate::{
+    engine::live::{EventSource, LiveRequests},
+    error::RequestError,
+    metrics::{EngineMetrics, RequestTimer},
     testing::{self, IM_END},
     text::{IncrementalDecoder, StopMatcher, Tokenizer},
 };
@@ -161,4 +171,77 @@ fn prompt_logprobs_pass_through_before_the_text() {
 fn a_failure_is_the_streams_failure() {
     let failed = GenerationEvent::Failed(GenerationError::ShuttingDown);
     assert_eq!(composer(&[], false, 5).absorb(failed), Err(GenerationError::ShuttingDown));
+}
+
+fn stream(composer: Composer, requests: &LiveRequests, source: EventSource) -> TextStream {
+    let metrics = Arc::new(EngineMetrics::new("tiny", 16, 8).expect("buckets are valid"));
+    let timer = RequestTimer::start(metrics, 4, None);
+    let live = requests.enter(0, "mine".into(), 4, source);
+    TextStream::new(composer, timer, live, vec![1; 4], "mine".into())
+}
+
+fn poll(stream: &mut TextStream) -> Poll<Option<Result<TextEvent, RequestError>>> {
+    stream.poll_next_unpin(&mut Context::from_waker(Waker::noop()))
+}
+
+#[test]
+fn the_last_token_waits_for_the_end_also_across_polls() {
+    let (sender, receiver) = mpsc::channel(4);
+    let source = Box::new(ReceiverStream::new(receiver));
+    let mut stream = stream(composer(&[], false, 1), &LiveRequests::default(), source);
+    sender.try_send(token(97)).expect("room");
+    assert!(poll(&mut stream).is_pending(), "the end is not there yet");
+    assert!(poll(&mut stream).is_pending(), "nor is it when polled once more");
+    sender.try_send(GenerationEvent::Finished(ActorsReason::Length)).expect("room");
+    let Poll::Ready(Some(Ok(TextEvent::Delta(delta)))) = poll(&mut stream) else {
+        panic!("the token is due")
+    };
+    assert_eq!(delta.text, "a");
+    assert!(stream.take_finish().is_some(), "and its end with it");
+    assert!(matches!(poll(&mut stream), Poll::Ready(None)));
+}
+
+#[test]
+fn a_held_token_does_not_hide_a_cancellation_or_a_failure() {
+    let requests = LiveRequests::default();
+    let (_sender, receiver) = mpsc::channel(4);
+    let held = iter([token(97)]).chain(ReceiverStream::new(receiver));
+    let mut cancelled = stream(composer(&[], false, 1), &requests, Box::new(held));
+    assert!(poll(&mut cancelled).is_pending());
+    assert_eq!(requests.cancel("mine"), 1);
+    assert!(matches!(poll(&mut cancelled), Poll::Ready(Some(Err(RequestError::Cancelled)))));
+    assert!(matches!(poll(&mut cancelled), Poll::Ready(None)));
+
+    let failing = iter([token(97), GenerationEvent::Failed(GenerationError::ShuttingDown)]);
+    let mut failed = stream(composer(&[], false, 1), &requests, Box::new(failing));
+    assert!(matches!(poll(&mut failed), Poll::Ready(Some(Err(RequestError::Generation(_))))));
+    assert!(matches!(poll(&mut failed), Poll::Ready(None)));
+}
+
+/// Tells when it is dropped.
+struct Dropped(Option<std::sync::mpsc::Sender<()>>);
+
+impl Stream for Dropped {
+    type Item = GenerationEvent;
+
+    fn poll_next(self: std::pin::Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<GenerationEvent>> {
+        Poll::Pending
+    }
+}
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(|sender| sender.send(()).expect("the test listens"));
+    }
+}
+
+#[test]
+fn a_source_is_let_go_when_cancelled_whether_or_not_anybody_polls() {
+    let requests = LiveRequests::default();
+    let (sender, dropped) = std::sync::mpsc::channel();
+    let source = Box::new(Dropped(Some(sender)));
+    let mut unread = stream(composer(&[], false, 9), &requests, source);
+    assert_eq!(requests.cancel("mine"), 1);
+    dropped.try_recv().expect("the source is gone");
+    assert!(matches!(poll(&mut unread), Poll::Ready(Some(Err(RequestError::Cancelled)))));
 }

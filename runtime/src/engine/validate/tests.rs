@@ -7,6 +7,7 @@ fn limits() -> Limits {
     Limits {
         vocab_size: 100,
         max_model_len: 50,
+        max_waiting_requests: 8,
         eos_token_ids: vec![2, 7],
         defaults: GenerationDefaults {
             temperature: Some(0.6),

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Common, Fields, StopReasonOut, Usage, content::MessageIn};
+use super::{Common, Fields, StopReasonOut, Usage, bounded::Bounded, content::MessageIn};
 use crate::{
     engine::{LOGPROBS_MAX, Message},
     server::error::ApiError,
@@ -10,6 +10,9 @@ use crate::{
 
 /// Most messages of a chat: bounds the template's work.
 const MESSAGES_MAX: usize = 4096;
+/// Longest `chat_template_kwargs` in bytes of JSON: switches and dates, never data. As a tree of values it takes many
+/// times as much memory.
+const TEMPLATE_KWARGS_BYTES_MAX: usize = 64 << 10;
 
 /// A chat request.
 pub(crate) struct ChatRequest {
@@ -31,14 +34,11 @@ impl ChatRequest {
             None => fields.get("max_tokens")?,
         };
         common.options.logprobs = logprobs(&fields)?;
-        let messages: Vec<MessageIn> =
+        let messages: Bounded<MessageIn, MESSAGES_MAX> =
             fields.get("messages")?.ok_or_else(|| ApiError::field("messages", "is missing"))?;
-        if messages.is_empty() || messages.len() > MESSAGES_MAX {
-            let got = messages.len();
-            return Err(ApiError::field(
-                "messages",
-                format!("must have 1 to {MESSAGES_MAX} entries, got {got}"),
-            ));
+        let messages = messages.into_vec();
+        if messages.is_empty() {
+            return Err(ApiError::field("messages", format!("must have 1 to {MESSAGES_MAX} entries, got 0")));
         }
         let messages = messages
             .into_iter()
@@ -49,9 +49,19 @@ impl ChatRequest {
             common,
             messages,
             add_generation_prompt: fields.flag("add_generation_prompt", true)?,
-            template_kwargs: fields.get("chat_template_kwargs")?.unwrap_or_default(),
+            template_kwargs: template_kwargs(&fields)?,
         })
     }
+}
+
+fn template_kwargs(fields: &Fields<'_>) -> Result<serde_json::Map<String, serde_json::Value>, ApiError> {
+    const NAME: &str = "chat_template_kwargs";
+    let bytes = fields.raw(NAME).map_or(0, |raw| raw.get().len());
+    if bytes > TEMPLATE_KWARGS_BYTES_MAX {
+        let message = format!("has {bytes} bytes, at most {TEMPLATE_KWARGS_BYTES_MAX} are allowed");
+        return Err(ApiError::field(NAME, message));
+    }
+    Ok(fields.get(NAME)?.unwrap_or_default())
 }
 
 fn logprobs(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {

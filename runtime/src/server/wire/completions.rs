@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize, Serializer, de::Error as _, ser::SerializeMap};
 use serde_json::value::RawValue;
 
-use super::{Common, Fields, StopReasonOut, Usage};
+use super::{Common, Fields, StopReasonOut, Usage, bounded::Bounded};
 use crate::{engine::Prompt, server::error::ApiError};
 
 /// Most prompts of one request: each becomes a request of the scheduler, whose queue holds about as many.
@@ -33,12 +33,8 @@ impl CompletionRequest {
         let prompt: PromptField =
             fields.get("prompt")?.ok_or_else(|| ApiError::field("prompt", "is missing"))?;
         let prompts = prompt.0;
-        if prompts.is_empty() || prompts.len() > PROMPTS_MAX {
-            let got = prompts.len();
-            return Err(ApiError::field(
-                "prompt",
-                format!("must hold 1 to {PROMPTS_MAX} prompts, got {got}"),
-            ));
+        if prompts.is_empty() {
+            return Err(ApiError::field("prompt", format!("must hold 1 to {PROMPTS_MAX} prompts, got 0")));
         }
         Ok(Self { common, prompts, echo })
     }
@@ -54,20 +50,26 @@ impl<'de> Deserialize<'de> for PromptField {
         let raw: Box<RawValue> = Deserialize::deserialize(deserializer)?;
         let text = raw.get();
         let inner = text.strip_prefix('[').map(str::trim_start);
-        let prompts = match inner {
+        let parsed = match inner {
             None if text.starts_with('"') => from_str::<String, _>(text).map(|one| vec![Prompt::Text(one)]),
             None => Err(D::Error::custom("expected a string, strings, token ids, or arrays of token ids")),
             Some(rest) if rest.starts_with('"') => {
-                from_str::<Vec<String>, _>(text).map(|all| all.into_iter().map(Prompt::Text).collect())
+                from_str::<Many<String>, _>(text).map(|all| prompts(all, Prompt::Text))
             }
             Some(rest) if rest.starts_with('[') => {
-                from_str::<Vec<Vec<u32>>, _>(text).map(|all| all.into_iter().map(Prompt::Tokens).collect())
+                from_str::<Many<Vec<u32>>, _>(text).map(|all| prompts(all, Prompt::Tokens))
             }
             Some(rest) if rest.starts_with(']') => Ok(Vec::new()),
             Some(_) => from_str::<Vec<u32>, _>(text).map(|one| vec![Prompt::Tokens(one)]),
         };
-        prompts.map(Self)
+        parsed.map(Self)
     }
+}
+
+type Many<T> = Bounded<T, PROMPTS_MAX>;
+
+fn prompts<T>(all: Many<T>, kind: impl Fn(T) -> Prompt) -> Vec<Prompt> {
+    all.into_vec().into_iter().map(kind).collect()
 }
 
 fn from_str<T: for<'a> Deserialize<'a>, E: serde::de::Error>(text: &str) -> Result<T, E> {

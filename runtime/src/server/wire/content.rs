@@ -1,8 +1,17 @@
 //! Messages of a chat: content is a string or an array of parts.
 
-use serde::Deserialize;
+use std::fmt;
 
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, SeqAccess, Visitor},
+};
+
+use super::bounded;
 use crate::server::error::ApiError;
+
+/// Most parts of one message's content.
+const PARTS_MAX: usize = 4096;
 
 /// One message as sent.
 #[derive(Debug, Deserialize)]
@@ -11,14 +20,37 @@ pub(super) struct MessageIn {
     #[serde(default)]
     content: Option<Content>,
     #[serde(default)]
-    tool_calls: Option<Vec<serde_json::Value>>,
+    tool_calls: Option<Vec<IgnoredAny>>,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "expected content as a string or an array of parts")]
+#[derive(Debug)]
 enum Content {
     Text(String),
     Parts(Vec<Part>),
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ContentVisitor;
+
+        impl<'de> Visitor<'de> for ContentVisitor {
+            type Value = Content;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("content as a string or an array of parts")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Content, E> {
+                Ok(Content::Text(text.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Content, A::Error> {
+                bounded::collect(seq, PARTS_MAX).map(Content::Parts)
+            }
+        }
+
+        deserializer.deserialize_any(ContentVisitor)
+    }
 }
 
 #[derive(Debug, Deserialize)]

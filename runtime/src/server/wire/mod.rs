@@ -3,6 +3,7 @@
 //! A body is kept as raw fields ([`Fields`]) and each field is parsed by itself: an error names its field, unknown
 //! fields cost nothing, and a long token array never exists as a tree of values.
 
+mod bounded;
 mod chat;
 mod completions;
 mod content;
@@ -10,11 +11,15 @@ mod refused;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::{collections::HashMap, fmt};
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{DeserializeOwned, Error as _, MapAccess, SeqAccess, Visitor},
+};
 use serde_json::value::RawValue;
 
+use self::bounded::Bounded;
 pub(crate) use self::{
     chat::{
         ChatAnswer, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessageOut,
@@ -23,7 +28,10 @@ pub(crate) use self::{
     completions::{CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest, TopLogprobs},
 };
 use super::error::ApiError;
-use crate::engine::{self, GenerateOptions, StopReason};
+use crate::engine::{self, GenerateOptions, STOP_STRINGS_MAX, STOP_TOKENS_MAX, StopReason};
+
+/// Most fields of a request: several times what any client sends; each costs a table entry before it is looked at.
+const FIELDS_MAX: usize = 256;
 
 /// The fields of a JSON object, unparsed. Of repeated names the last one counts.
 pub(crate) struct Fields<'a>(HashMap<String, &'a RawValue>);
@@ -31,9 +39,8 @@ pub(crate) struct Fields<'a>(HashMap<String, &'a RawValue>);
 impl<'a> Fields<'a> {
     pub(crate) fn parse(body: &'a [u8]) -> Result<Self, ApiError> {
         let text = std::str::from_utf8(body).map_err(|e| ApiError::bad_request(format!("body: {e}")))?;
-        let fields = serde_json::from_str(text)
-            .map_err(|e| ApiError::bad_request(format!("the body is not a JSON object: {e}")))?;
-        Ok(Self(fields))
+        serde_json::from_str(text)
+            .map_err(|e| ApiError::bad_request(format!("the body is not a JSON object: {e}")))
     }
 
     pub(crate) fn raw(&self, name: &str) -> Option<&'a RawValue> {
@@ -50,6 +57,33 @@ impl<'a> Fields<'a> {
 
     pub(crate) fn flag(&self, name: &str, default: bool) -> Result<bool, ApiError> {
         Ok(self.get(name)?.unwrap_or(default))
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct FieldsVisitor;
+
+        impl<'de> Visitor<'de> for FieldsVisitor {
+            type Value = HashMap<String, &'de RawValue>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut fields = HashMap::new();
+                while let Some((name, value)) = map.next_entry()? {
+                    fields.insert(name, value);
+                    if fields.len() > FIELDS_MAX {
+                        return Err(A::Error::custom(format_args!("it has more than {FIELDS_MAX} fields")));
+                    }
+                }
+                Ok(fields)
+            }
+        }
+
+        deserializer.deserialize_map(FieldsVisitor).map(Self)
     }
 }
 
@@ -77,8 +111,11 @@ impl Common {
             top_k: fields.get("top_k")?,
             min_p: fields.get("min_p")?,
             seed: fields.get("seed")?,
-            stop: fields.get::<OneOrMany>("stop")?.map(Vec::from).unwrap_or_default(),
-            stop_token_ids: fields.get("stop_token_ids")?.unwrap_or_default(),
+            stop: fields.get::<OneOrMany>("stop")?.unwrap_or_default().0,
+            stop_token_ids: fields
+                .get::<Bounded<u32, STOP_TOKENS_MAX>>("stop_token_ids")?
+                .unwrap_or_default()
+                .into_vec(),
             ignore_eos: fields.flag("ignore_eos", false)?,
             include_stop_str_in_output: fields.flag("include_stop_str_in_output", false)?,
             skip_special_tokens: fields.flag("skip_special_tokens", true)?,
@@ -96,19 +133,30 @@ impl Common {
 }
 
 /// `"a"` or `["a", "b"]`.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a string or an array of strings")]
-enum OneOrMany {
-    One(String),
-    Many(Vec<String>),
-}
+#[derive(Default)]
+struct OneOrMany(Vec<String>);
 
-impl From<OneOrMany> for Vec<String> {
-    fn from(value: OneOrMany) -> Self {
-        match value {
-            OneOrMany::One(text) => vec![text],
-            OneOrMany::Many(texts) => texts,
+impl<'de> Deserialize<'de> for OneOrMany {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrManyVisitor;
+
+        impl<'de> Visitor<'de> for OneOrManyVisitor {
+            type Value = OneOrMany;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or an array of strings")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<OneOrMany, E> {
+                Ok(OneOrMany(vec![text.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<OneOrMany, A::Error> {
+                bounded::collect::<String, _>(seq, STOP_STRINGS_MAX).map(OneOrMany)
+            }
         }
+
+        deserializer.deserialize_any(OneOrManyVisitor)
     }
 }
 

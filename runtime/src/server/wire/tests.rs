@@ -226,3 +226,47 @@ fn of_repeated_fields_the_last_one_counts() {
     let fields = Fields::parse(b"{\"seed\": 1, \"seed\": 2}").expect("an object");
     assert_eq!(fields.get::<i64>("seed").expect("a number"), Some(2));
 }
+
+/// `[item,item,...]`
+fn array(item: &str, count: usize) -> String {
+    format!("[{}]", vec![item; count].join(","))
+}
+
+#[test]
+fn absurd_numbers_of_entries_are_refused_by_field_while_they_are_read() {
+    let user = r#"{"role":"user","content":"a"}"#;
+    let parts = array(r#"{"type":"text","text":"a"}"#, 4097);
+    for (body, param, limit) in [
+        (format!(r#"{{"messages":{}}}"#, array(user, 4097)), "messages", "4096"),
+        (format!(r#"{{"messages":[{{"role":"user","content":{parts}}}]}}"#), "messages", "4096"),
+        (format!(r#"{{"messages":[{user}],"stop":{}}}"#, array(r#""a""#, 257)), "stop", "256"),
+        (format!(r#"{{"messages":[{user}],"stop_token_ids":{}}}"#, array("1", 257)), "stop_token_ids", "256"),
+        (
+            format!(r#"{{"messages":[{user}],"chat_template_kwargs":{{"a":{}}}}}"#, array("1", 40_000)),
+            "chat_template_kwargs",
+            "65536",
+        ),
+    ] {
+        let error = refused(ChatRequest::parse(body.as_bytes()));
+        assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
+        assert!(error.message.contains(limit), "{}", error.message);
+    }
+    for item in ["[1]", r#""a""#] {
+        let body = format!(r#"{{"prompt":{}}}"#, array(item, 1025));
+        let error = refused(CompletionRequest::parse(body.as_bytes()));
+        assert_eq!(error.param.as_deref(), Some("prompt"));
+        assert!(error.message.contains("1024"), "{}", error.message);
+    }
+    let fields: Vec<String> = (0..300).map(|n| format!("\"f{n}\":0")).collect();
+    let body = format!("{{\"prompt\":\"a\",{}}}", fields.join(","));
+    assert!(refused(CompletionRequest::parse(body.as_bytes())).message.contains("256 fields"));
+}
+
+#[test]
+fn as_many_entries_as_are_allowed_pass() {
+    let user = r#"{"role":"user","content":"a"}"#;
+    let body = format!(r#"{{"messages":{},"stop":{}}}"#, array(user, 4096), array(r#""a""#, 256));
+    assert_eq!(ChatRequest::parse(body.as_bytes()).expect("accepted").messages.len(), 4096);
+    let body = format!(r#"{{"prompt":{}}}"#, array("[1]", 1024));
+    assert_eq!(CompletionRequest::parse(body.as_bytes()).expect("accepted").prompts.len(), 1024);
+}

@@ -95,6 +95,11 @@ impl Pieces {
         self.ends.len()
     }
 
+    /// Bytes of every token, by id.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        (0..self.ends.len()).map(|id| self.bytes(id as u32))
+    }
+
     pub(super) fn joining(&self) -> Joining {
         self.joining
     }

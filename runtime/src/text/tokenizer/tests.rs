@@ -191,3 +191,56 @@ fn long_texts_without_a_place_to_split_do_not_stall() {
         assert_eq!(tokenizer.decode(&ids, false), text);
     }
 }
+
+#[test]
+fn no_text_has_fewer_tokens_than_its_least() {
+    // NFC makes some of these shorter; SmolLM2 has no token for the last two.
+    let tricky = [
+        "ι\u{308}\u{301}",
+        "\u{212a}",
+        "\u{1fef}",
+        "\u{1100}\u{1161}\u{11a8}",
+        "e\u{301}",
+        "  ",
+        "==",
+        "\u{4}",
+        "\u{50000}",
+    ];
+    let tricky = tricky.map(|text| text.repeat(500));
+    for pre in ["smollm", "gpt-2", "default", "llama-bpe", "qwen2"] {
+        let tokenizer = small_tokenizer(pre);
+        for text in corpus().iter().chain(&tricky) {
+            let (tokens, least) = (tokenizer.encode(text, false).unwrap().len(), tokenizer.tokens_min(text));
+            assert!(tokens >= least, "{pre}: {tokens} tokens, {least} at least, for {text:?}");
+        }
+        assert!(tokenizer.tokens_min(&"a".repeat(10_000)) >= 10_000 / 4 / 20, "{pre}: worth asking");
+    }
+}
+
+#[test]
+fn where_text_can_vanish_there_is_no_least() {
+    use tokenizers::{
+        AddedToken, NormalizerWrapper, normalizers, pre_tokenizers::whitespace::WhitespaceSplit,
+    };
+    let plain = small_tokenizer("smollm");
+    let text = "a".repeat(1000);
+    let least = |inner: tokenizers::Tokenizer| {
+        Tokenizer::assemble(inner, Path::new("test")).unwrap().tokens_min(&text)
+    };
+    let normalized = |normalizer: NormalizerWrapper| {
+        let mut inner = plain.inner.clone();
+        inner.with_normalizer(Some(normalizer)).unwrap();
+        least(inner)
+    };
+    assert_eq!(least(plain.inner.clone()), 50, "the longest token has 20 bytes");
+    assert_eq!(normalized(normalizers::NFC.into()), 13);
+    assert_eq!(normalized(normalizers::Strip::new(true, true).into()), 0);
+    assert_eq!(normalized(normalizers::StripAccents.into()), 0);
+    let mut split = plain.inner.clone();
+    split.with_pre_tokenizer(Some(WhitespaceSplit));
+    assert_eq!(least(split), 0);
+    let mut greedy = plain.inner.clone();
+    greedy.add_special_tokens([AddedToken::from("<x>", true).lstrip(true)]).unwrap();
+    assert_eq!(least(greedy), 0);
+    assert_eq!(sentencepiece().tokens_min(&text), 0, "this one has tokens for three bytes only");
+}
