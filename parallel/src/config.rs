@@ -80,6 +80,6 @@ pub struct GenerationDefaults {
     pub top_p: Option<f32>,
     /// Min-p.
     pub min_p: Option<f32>,
-    /// Repetition penalty (applied from 2/12 on; parsed so that it is not lost).
+    /// Repetition penalty. Nothing applies it yet; it is read so that its presence can be told.
     pub repetition_penalty: Option<f32>,
 }
