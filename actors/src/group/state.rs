@@ -16,11 +16,13 @@ pub(crate) const RESTARTS_MAX: u32 = 5;
 /// See [`RESTARTS_MAX`].
 pub(crate) const RESTART_WINDOW: Duration = Duration::from_secs(60);
 
-/// How long the ranks may be silent while the group waits for a step or for a restart. A step takes seconds; this is so
-/// much more because a swapping or debugged process is not to be taken for a broken one, and because a rank that is
-/// building reports progress in between. Silence after a loss of this kind ends the group: a thread cannot be killed,
-/// so what a hung rank holds cannot be had back.
-pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(300);
+/// How long the ranks may be silent while the group waits for a step or for a restart.
+///
+/// Within a step there is no sign of life, and the longest step must not be taken for a hang: thousands of prompt
+/// tokens through tens of billions of parameters keep a few cores busy for minutes. A rank that is building reports
+/// progress in between. Silence after a loss of this kind ends the group: a thread cannot be killed, so what a hung
+/// rank holds cannot be had back.
+pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(30 * 60);
 
 /// Looks per [`SILENCE_MAX`], and the longest time between two.
 const SILENCE_CHECKS: u32 = 16;
@@ -30,12 +32,13 @@ const SILENCE_CHECK_PERIOD_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Silence {
     limit: Duration,
-    since: Instant,
+    silent: Duration,
+    looked: Instant,
 }
 
 impl Silence {
     pub(super) fn new(limit: Duration, now: Instant) -> Self {
-        Self { limit, since: now }
+        Self { limit, silent: Duration::ZERO, looked: now }
     }
 
     /// How often to look.
@@ -45,12 +48,15 @@ impl Silence {
 
     /// A sign of life, or nothing to wait for.
     pub(super) fn broken(&mut self, now: Instant) {
-        self.since = now;
+        (self.silent, self.looked) = (Duration::ZERO, now);
     }
 
-    /// The limit, when it has passed.
-    pub(super) fn exceeded(&self, now: Instant) -> Option<Duration> {
-        (now.saturating_duration_since(self.since) >= self.limit).then_some(self.limit)
+    /// The limit, when it has passed. Time in which nobody looked counts as two periods at most: a process that was
+    /// stopped for an hour has not waited for an hour.
+    pub(super) fn exceeded(&mut self, now: Instant) -> Option<Duration> {
+        let passed = now.saturating_duration_since(self.looked).min(2 * self.check_period());
+        (self.silent, self.looked) = (self.silent + passed, now);
+        (self.silent >= self.limit).then_some(self.limit)
     }
 }
 

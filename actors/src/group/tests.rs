@@ -82,14 +82,29 @@ fn the_ranks_that_miss_the_oldest_step_are_known() {
 
 #[test]
 fn silence_counts_from_the_last_sign_of_life() {
+    let mut now = Instant::now();
+    let mut silence = Silence::new(SILENCE_MAX, now);
+    let period = silence.check_period();
+    assert!(period <= Duration::from_secs(1));
+    let looks = SILENCE_MAX.as_millis() / period.as_millis();
+    let mut look = |silence: &mut Silence| {
+        now += period;
+        silence.exceeded(now)
+    };
+    for _ in 1..looks {
+        assert_eq!(look(&mut silence), None);
+    }
+    assert_eq!(look(&mut silence), Some(SILENCE_MAX));
+    silence.broken(now);
+    assert_eq!(silence.exceeded(now + period), None);
+}
+
+#[test]
+fn time_in_which_the_process_stood_still_is_no_silence() {
     let start = Instant::now();
     let mut silence = Silence::new(SILENCE_MAX, start);
-    let moment = Duration::from_millis(1);
-    assert_eq!(silence.exceeded(start + SILENCE_MAX - moment), None);
-    assert_eq!(silence.exceeded(start + SILENCE_MAX), Some(SILENCE_MAX));
-    silence.broken(start + moment);
-    assert_eq!(silence.exceeded(start + SILENCE_MAX), None);
-    assert!(silence.check_period() <= Duration::from_secs(1));
+    assert_eq!(silence.exceeded(start + 10 * SILENCE_MAX), None);
+    assert_eq!(silence.exceeded(start + 10 * SILENCE_MAX + silence.check_period()), None);
 }
 
 #[test]

@@ -177,7 +177,8 @@ impl SchedulerState {
         match event.event {
             GenerationEvent::Finished(FinishReason::Stop { .. }) => self.finished.stop += 1,
             GenerationEvent::Finished(FinishReason::Length) => self.finished.length += 1,
-            _ => {}
+            GenerationEvent::Failed(_) => self.finished.failed += 1,
+            GenerationEvent::PromptLogprobs(_) | GenerationEvent::Token(_) => {}
         }
         let cancelled = match self.streams.deliver(event.sequence, event.event) {
             Delivery::Sent => return,

@@ -62,6 +62,8 @@ impl Local {
         call_len: usize,
         data: &[f32],
     ) -> Result<(), CollectiveError> {
+        // After an abort nobody waits any more, and a part written now would replace one that peers still read.
+        self.group.meeting.check().map_err(|reason| CollectiveError::Aborted { rank: self.rank, reason })?;
         self.parity ^= 1;
         {
             let mut part = write(&self.group.parts[self.rank.index()][self.parity]);

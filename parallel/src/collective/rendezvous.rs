@@ -41,11 +41,14 @@ impl Rendezvous {
         }
     }
 
+    /// The reason when the meeting was called off.
+    pub(crate) fn check(&self) -> Result<(), Arc<str>> {
+        if self.aborted.load(Acquire) { Err(self.abort_reason()) } else { Ok(()) }
+    }
+
     /// Returns once all have called it; the reason when the meeting was called off before or meanwhile.
     pub(crate) fn wait(&self) -> Result<(), Arc<str>> {
-        if self.aborted.load(Acquire) {
-            return Err(self.abort_reason());
-        }
+        self.check()?;
         let generation = self.generation.0.load(Acquire);
         if self.arrived.0.fetch_add(1, AcqRel) + 1 == self.size {
             self.arrived.0.store(0, Relaxed);
@@ -58,7 +61,9 @@ impl Rendezvous {
                 return Ok(());
             }
             if self.aborted.load(Acquire) {
-                return Err(self.abort_reason());
+                // The last to arrive may have finished and left since the look above: then all have met.
+                let met = self.generation.0.load(Acquire) != generation;
+                return if met { Ok(()) } else { Err(self.abort_reason()) };
             }
             if round < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }

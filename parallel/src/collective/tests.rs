@@ -128,6 +128,26 @@ fn a_rank_that_ends_frees_those_that_wait_for_it() {
 }
 
 #[test]
+fn what_a_rank_does_after_an_abort_never_reaches_an_exchange_that_was_met() {
+    for _ in 0..300 {
+        let results = on_all(2, |comm| {
+            let mut data = vec![1.0 + comm.rank().index() as f32; 20_000];
+            let met = comm.all_reduce_sum(&mut data);
+            comm.abort_handle().abort("over");
+            for _ in 0..4 {
+                assert!(comm.all_reduce_sum(&mut vec![100.0; 20_000]).is_err());
+                assert!(comm.all_gather(&[100.0; 7], &mut [0.0; 14]).is_err());
+            }
+            met.map(|()| data)
+        });
+        // A slow rank may be told of the abort instead of its sum, but never gets another's later numbers.
+        for sum in results.into_iter().flatten() {
+            assert!(sum.iter().all(|x| *x == 3.0));
+        }
+    }
+}
+
+#[test]
 fn ranks_that_call_different_operations_get_an_error() {
     let results = on_all(2, |comm| {
         let result = if comm.rank() == Rank(0) { comm.all_reduce_sum(&mut [1.0; 4]) } else { comm.barrier() };

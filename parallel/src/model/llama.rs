@@ -63,7 +63,7 @@ impl<T: KvElement> Llama<T> {
         partition: &Partition,
         rank: Rank,
         options: &LoadOptions,
-        progress: &dyn Fn(u64, u64),
+        progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Self, LoadError> {
         let (config, share) = (checkpoint.config(), partition.share(rank));
         let loader = Loader::new(device, checkpoint, bytes_of_share::<T>(config, share), progress);

@@ -1,6 +1,9 @@
 //! From slices of a checkpoint to a rank's packed weights.
 
-use std::{cell::Cell, ops::Range};
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use consort_kernels::{
     DType, KernelError,
@@ -43,9 +46,9 @@ pub(super) struct Part<'a> {
 pub(super) struct Loader<'a> {
     device: &'a Device,
     checkpoint: &'a Checkpoint,
-    loaded: Cell<u64>,
+    loaded: AtomicU64,
     total: u64,
-    progress: &'a dyn Fn(u64, u64),
+    progress: &'a (dyn Fn(u64, u64) + Sync),
 }
 
 impl<'a> Loader<'a> {
@@ -54,9 +57,9 @@ impl<'a> Loader<'a> {
         device: &'a Device,
         checkpoint: &'a Checkpoint,
         total: u64,
-        progress: &'a dyn Fn(u64, u64),
+        progress: &'a (dyn Fn(u64, u64) + Sync),
     ) -> Self {
-        Loader { device, checkpoint, loaded: Cell::new(0), total, progress }
+        Loader { device, checkpoint, loaded: AtomicU64::new(0), total, progress }
     }
 
     /// The rows of all `parts`, one below the other, as one packed matrix. Parts have equally many columns.
@@ -64,12 +67,14 @@ impl<'a> Loader<'a> {
         let cols = parts.first().map_or(0, |part| part.cols.len());
         let rows = parts.iter().map(|part| part.rows.len()).sum();
         let mut weight = Weight::zeros(self.device, rows, cols, what)?;
-        let checkpoint = self.checkpoint;
-        weight.fill(self.device, |rows, values| read(checkpoint, parts, rows, values))?;
+        weight.fill(self.device, |rows, values| {
+            read(self.checkpoint, parts, rows, values)?;
+            self.count((values.len() * T::DTYPE.bytes()) as u64);
+            Ok::<(), CheckpointError>(())
+        })?;
         for part in parts {
             self.checkpoint.release_rows(part.name, part.rows.clone());
         }
-        self.count((rows * cols * T::DTYPE.bytes()) as u64);
         Ok(weight)
     }
 
@@ -82,8 +87,8 @@ impl<'a> Loader<'a> {
     }
 
     fn count(&self, bytes: u64) {
-        self.loaded.set(self.loaded.get() + bytes);
-        (self.progress)(self.loaded.get(), self.total);
+        let loaded = self.loaded.fetch_add(bytes, Relaxed) + bytes;
+        (self.progress)(loaded, self.total);
     }
 }
 

@@ -66,14 +66,15 @@ pub trait Model: Send {
     fn workspace_bytes(&self) -> u64;
 }
 
-/// Builds `rank`'s part of the model in `checkpoint`. `progress(loaded, total)` is called with bytes as they are held.
+/// Builds `rank`'s part of the model in `checkpoint`. `progress(loaded, total)` is
+/// called with bytes as they are held, by any thread of the device.
 pub fn load(
     device: &Device,
     checkpoint: &Checkpoint,
     partition: &Partition,
     rank: Rank,
     options: &LoadOptions,
-    progress: &dyn Fn(u64, u64),
+    progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Box<dyn Model>, LoadError> {
     match (checkpoint.config().architecture, options.dtype) {
         (Architecture::Llama, DType::F32) => {

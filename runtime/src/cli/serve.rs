@@ -5,6 +5,7 @@ use std::{
     net::SocketAddr,
 };
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{signal, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
@@ -15,12 +16,22 @@ use crate::{
 };
 
 pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
+    raise_file_limit();
     let builder = args.model.builder(args.source, args.server);
     let settings = builder.server_settings()?;
     let mut signals = Signals::new()?;
     let Some(running) = Running::start(builder, settings, &mut signals).await? else { return Ok(()) };
     running.announce()?;
     running.wait(&mut signals).await
+}
+
+/// Connections are files, and the usual soft limit is below the server's own bound on them. The process is ours alone
+/// here, so it takes what the system grants.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!(%error, "could not raise the limit of open files");
+    }
 }
 
 /// A server with its engine, both up.
@@ -75,8 +86,9 @@ impl Running {
             reason = self.engine.failed() => Some(reason),
         };
         if let Some(reason) = failure {
-            // Open requests are told on their own connections first.
-            self.end(signals).await?;
+            eprintln!("the engine has failed; telling open requests");
+            // However that ends, the failure is the reason to report.
+            let _ = self.end(signals).await;
             anyhow::bail!("the engine has failed for good and must be started anew: {reason}");
         }
         eprintln!("finishing open requests; a second signal ends at once");

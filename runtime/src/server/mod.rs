@@ -206,11 +206,11 @@ impl Server {
             stop.await;
             tracing::info!(grace_seconds = grace.as_secs(), "draining");
             state.draining.store(true, Ordering::Release);
-            let now = Instant::now();
             // A grace beyond what a clock can hold is no limit.
-            let grace_end = now.checked_add(grace).unwrap_or_else(|| now + GRACE_MAX);
+            let grace = grace.min(GRACE_MAX);
+            let grace_end = Instant::now() + grace;
             if let Some(engine) = state.attached() {
-                engine.shutdown(grace.min(GRACE_MAX)).await;
+                engine.shutdown(grace).await;
             }
             grace_end
         };

@@ -144,9 +144,9 @@ impl Running {
 }
 
 async fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(20);
+    let limit = Instant::now() + Duration::from_secs(100);
     while !condition() {
-        assert!(Instant::now() < limit, "{what} was not seen within 20 s");
+        assert!(Instant::now() < limit, "{what} was not seen in time");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
@@ -488,7 +488,9 @@ async fn draining_lets_open_requests_end_and_refuses_new_ones() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_reader_gets_its_whole_answer_while_draining_and_new_requests_are_refused() {
-    let server = start(ServerSettings::default()).await;
+    // The grace must outlast the generation on a machine that is busy with other tests.
+    let settings = ServerSettings { shutdown_grace: Duration::from_secs(120), ..ServerSettings::default() };
+    let server = start(settings).await;
     let mut slow = narrow_client(&server).await;
     let body = endless_answer();
     write_request(&mut slow, &body).await;

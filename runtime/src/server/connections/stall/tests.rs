@@ -9,7 +9,7 @@ use super::StallGuard;
 
 const PATIENCE: Duration = Duration::from_millis(300);
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_reader_that_takes_nothing_ends_the_write() {
     let (ours, _theirs) = tokio::io::duplex(8);
     let mut guarded = StallGuard::new(ours, PATIENCE);
@@ -18,7 +18,7 @@ async fn a_reader_that_takes_nothing_ends_the_write() {
     assert_eq!(error.kind(), ErrorKind::TimedOut);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_reader_that_takes_a_byte_now_and_then_is_waited_for() {
     let (ours, mut theirs) = tokio::io::duplex(1);
     let reading = tokio::spawn(async move {
