@@ -1,4 +1,4 @@
-//! Memory taken once, before the first step, and accounted for by name.
+//! Memory taken once, before the first step, and added up.
 
 use crate::{
     KernelError,
@@ -6,33 +6,28 @@ use crate::{
     device::Device,
 };
 
-/// Hands out the buffers of a model's activations at load time and remembers what each costs, so that a step never
-/// allocates and a report can say where memory went.
+/// Hands out the buffers of a model's activations at load time and adds up what they cost, so that no step has to
+/// take memory for them.
 pub struct Workspace {
     device: Device,
-    entries: Vec<(&'static str, u64)>,
+    bytes: u64,
 }
 
 impl Workspace {
     /// An empty workspace on `device`.
     pub fn new(device: &Device) -> Workspace {
-        Workspace { device: device.clone(), entries: Vec::new() }
+        Workspace { device: device.clone(), bytes: 0 }
     }
 
-    /// `len` zeros named `name`.
+    /// `len` zeros; `name` stands in an out-of-memory error.
     pub fn buffer<T: Plain>(&mut self, name: &'static str, len: usize) -> Result<Buffer<T>, KernelError> {
         let buffer = Buffer::zeros(&self.device, len, name)?;
-        self.entries.push((name, buffer.bytes()));
+        self.bytes += buffer.bytes();
         Ok(buffer)
     }
 
     /// Bytes handed out so far.
     pub fn bytes(&self) -> u64 {
-        self.entries.iter().map(|(_, bytes)| bytes).sum()
-    }
-
-    /// Name and bytes of each buffer, in order of creation.
-    pub fn entries(&self) -> &[(&'static str, u64)] {
-        &self.entries
+        self.bytes
     }
 }
