@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-pub use crate::simd::Isa;
+pub use crate::simd::{Isa, UnknownIsa};
 use crate::{KernelError, team::Team};
 
 /// A device. Cheap to clone; clones share the device's threads.

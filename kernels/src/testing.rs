@@ -37,9 +37,7 @@ impl Numbers {
 
 /// Every instruction set of this machine with one and with three threads.
 pub(crate) fn devices() -> Vec<Device> {
-    Isa::ALL
-        .into_iter()
-        .filter(|isa| isa.is_available())
+    Isa::available()
         .flat_map(|isa| {
             [1, 3].map(|threads| Device::cpu_with(threads, isa).expect("the instruction set is there"))
         })

@@ -1,74 +1,28 @@
-//! Sixteen f32 lanes on three instruction sets, and the choice among them.
+//! Sixteen f32 lanes on three instruction sets, AMX tiles, and the choice among them.
 //!
 //! Kernels are written once over [`Lanes`] and compiled per instruction set by [`dispatch!`]. Every method is one
 //! IEEE operation per lane with one rounding, so the results are the same bits on every machine.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod isa;
 mod math;
 mod portable;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
-
+pub use isa::{Isa, UnknownIsa};
 pub(crate) use math::exp2;
 pub(crate) use portable::Portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {avx2::Avx2, avx512::Avx512};
 
 use crate::element::bf16;
-
-/// Instruction sets of the CPU kernels, slowest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Isa {
-    /// Plain Rust.
-    Portable,
-    /// AVX2 with FMA.
-    Avx2,
-    /// AVX-512F.
-    Avx512,
-}
-
-impl Isa {
-    /// All, slowest first.
-    pub const ALL: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
-
-    /// The best one of this machine.
-    pub fn detect() -> Isa {
-        Isa::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
-    }
-
-    /// Whether this machine has it.
-    pub fn is_available(self) -> bool {
-        match self {
-            Isa::Portable => true,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
-                Isa::Avx2.is_available()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => false,
-        }
-    }
-}
-
-impl fmt::Display for Isa {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Isa::Portable => "portable",
-            Isa::Avx2 => "avx2",
-            Isa::Avx512 => "avx512",
-        })
-    }
-}
 
 /// Sixteen f32 lanes.
 ///
@@ -167,7 +121,7 @@ macro_rules! dispatch {
         unsafe {
             match $isa {
                 #[cfg(target_arch = "x86_64")]
-                $crate::simd::Isa::Avx512 => avx512::<$($generic),*>($($arg),*),
+                $crate::simd::Isa::Amx | $crate::simd::Isa::Avx512 => avx512::<$($generic),*>($($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 $crate::simd::Isa::Avx2 => avx2::<$($generic),*>($($arg),*),
                 _ => $function::<$crate::simd::Portable, $($generic),*>($($arg),*),
