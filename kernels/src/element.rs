@@ -47,7 +47,7 @@ pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + PartialEq + f
     /// The name.
     const DTYPE: DType;
 
-    /// Nearest value of this type, ties to even.
+    /// Nearest value of this type, ties to even. In BF16, values below 2^-50 become zero: see [`BF16_SMALLEST`].
     fn round(x: f32) -> Self;
 
     /// Exact value.
@@ -76,6 +76,13 @@ impl Element for f32 {
     }
 }
 
+/// 2^-50: smaller BF16 inputs of a product are taken for zero.
+///
+/// AMX takes subnormal numbers for zero, other instruction sets do not. A BF16 number of at least 2^-50 is a multiple of
+/// 2^-57, so a product of two is a multiple of 2^-114, and so is every rounded sum of such products: no subnormal
+/// number (below 2^-126) can arise, and all instruction sets agree in every bit.
+pub const BF16_SMALLEST: bf16 = bf16::from_bits((127 - 50) << 7);
+
 impl Element for bf16 {
     const DTYPE: DType = DType::BF16;
 
@@ -85,7 +92,8 @@ impl Element for bf16 {
         if x.is_nan() {
             return bf16::from_bits((bits >> 16) as u16 | 0x40);
         }
-        bf16::from_bits(((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16)
+        let rounded = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
+        bf16::from_bits(if rounded & 0x7fff < BF16_SMALLEST.to_bits() { 0 } else { rounded })
     }
 
     #[inline(always)]

@@ -40,6 +40,11 @@ pub(super) fn linear<T>(cpu: &CpuDevice, x: &[T], weight: &Weight<T>, y: &mut [f
 where
     T: LanesElement + crate::buffer::Plain,
 {
+    #[cfg(target_arch = "x86_64")]
+    if let (Isa::Amx, Some(x), Some(packed)) = (cpu.isa(), T::as_bf16(x), T::as_bf16(weight.packed())) {
+        let problem = super::tiles::Problem { x, packed, inputs: weight.inputs, outputs: weight.outputs };
+        return super::tiles::linear(cpu, &problem, y);
+    }
     let problem = Problem {
         x,
         packed: weight.packed(),

@@ -15,6 +15,8 @@ mod cpu;
 mod reference;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 pub use reference::linear as linear_reference;
 

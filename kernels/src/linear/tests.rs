@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// Ragged and round shapes: (rows, inputs, outputs).
-const SHAPES: [(usize, usize, usize); 9] = [
+const SHAPES: [(usize, usize, usize); 14] = [
     (1, 32, 32),
     (1, 1, 1),
     (2, 33, 31),
@@ -17,6 +17,11 @@ const SHAPES: [(usize, usize, usize); 9] = [
     (1, 1536, 96),
     (17, 520, 33),
     (4, 1025, 32),
+    (16, 64, 64),
+    (32, 96, 32),
+    (33, 64, 70),
+    (47, 40, 33),
+    (100, 33, 96),
 ];
 
 fn against_reference<T: Element + Plain + Kernels>() {
@@ -43,6 +48,52 @@ fn f32_equals_the_reference_bit_for_bit_on_every_instruction_set_and_team() {
 #[test]
 fn bf16_equals_the_reference_bit_for_bit_on_every_instruction_set_and_team() {
     against_reference::<bf16>();
+}
+
+/// Numbers around `2^scale`, zeros of both signs among them.
+fn scaled(numbers: &mut Numbers, len: usize, scale: i32) -> Vec<f32> {
+    let number = |numbers: &mut Numbers| match numbers.below(8) {
+        0 => 0.0,
+        1 => -0.0,
+        _ => numbers.f32() * 2.0f32.powi(scale + numbers.below(16) as i32 - 8),
+    };
+    (0..len).map(|_| number(numbers)).collect()
+}
+
+#[test]
+fn tiny_and_huge_numbers_are_the_same_bits_on_every_instruction_set() {
+    let (rows, inputs, outputs) = (35, 96, 40);
+    let mut numbers = Numbers(11);
+    // Products of the tiniest would be subnormal; 2^-50 itself is among the others.
+    for scale in [-70, -64, -60, -56, -50, -45, -20, 0, 40] {
+        let x = scaled(&mut numbers, rows * inputs, scale).into_iter().map(bf16::round).collect::<Vec<_>>();
+        let w = scaled(&mut numbers, outputs * inputs, scale);
+        let wide: Vec<f32> = x.iter().map(|x| x.widen()).collect();
+        let rounded: Vec<f32> = w.iter().map(|w| through::<bf16>(*w)).collect();
+        let expected = linear_reference(&wide, &rounded, inputs, outputs);
+        assert!(expected.iter().all(|y| *y == 0.0 || y.is_normal()));
+        for device in devices() {
+            let weight = weight::<bf16>(&device, &w, outputs, inputs);
+            let mut y = vec![f32::NAN; rows * outputs];
+            linear(&device, View::from(&x[..]), &weight, ViewMut::from(&mut y[..])).unwrap();
+            assert_same_bits(&y, &expected, &format!("{device:?}, numbers around 2^{scale}"));
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_stays_in_its_row_and_column() {
+    let (rows, inputs, outputs) = (18, 65, 33);
+    for device in devices() {
+        let mut x: Vec<bf16> = Numbers(5).vec(rows * inputs).into_iter().map(bf16::round).collect();
+        (x[3 * inputs + 64], x[7 * inputs]) = (bf16::NAN, bf16::INFINITY);
+        let weight = weight::<bf16>(&device, &Numbers(6).vec(outputs * inputs), outputs, inputs);
+        let mut y = vec![f32::NAN; rows * outputs];
+        linear(&device, View::from(&x[..]), &weight, ViewMut::from(&mut y[..])).unwrap();
+        for (row, y) in y.chunks(outputs).enumerate() {
+            assert!(y.iter().all(|y| y.is_finite() != (row == 3 || row == 7)), "{device:?} row {row}");
+        }
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@
 use std::{
     arch::{
         asm,
-        x86_64::{__cpuid, __cpuid_count, _xgetbv},
+        x86_64::{__cpuid, __cpuid_count, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _xgetbv},
     },
     marker::PhantomData,
 };
@@ -105,4 +105,18 @@ pub(crate) unsafe fn store<const T: u8>(to: *mut u8, stride: usize) {
 #[inline(always)]
 pub(crate) unsafe fn multiply<const C: u8, const A: u8, const B: u8>() {
     unsafe { asm!("tdpbf16ps tmm{}, tmm{}, tmm{}", const C, const A, const B, options(nostack, nomem)) }
+}
+
+/// Asks for a line, into the first cache. Any address will do.
+#[inline(always)]
+pub(crate) fn prefetch_near(line: *const u8) {
+    // SAFETY: a hint that never faults; SSE is part of x86-64.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+}
+
+/// Asks for a line, into the second cache. Any address will do.
+#[inline(always)]
+pub(crate) fn prefetch_far(line: *const u8) {
+    // SAFETY: as above.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
 }

@@ -86,6 +86,11 @@ pub(crate) trait LanesElement: crate::Element {
     /// # Safety
     /// As [`Lanes`]; `from` is valid for 32 elements.
     unsafe fn load_pairs<V: Lanes>(from: *const Self) -> (V, V);
+
+    /// The same elements where they are BF16, for which there are tiles.
+    fn as_bf16(_elements: &[Self]) -> Option<&[bf16]> {
+        None
+    }
 }
 
 impl LanesElement for f32 {
@@ -99,6 +104,10 @@ impl LanesElement for bf16 {
     #[inline(always)]
     unsafe fn load_pairs<V: Lanes>(from: *const bf16) -> (V, V) {
         unsafe { V::load_pairs_bf16(from) }
+    }
+
+    fn as_bf16(elements: &[bf16]) -> Option<&[bf16]> {
+        Some(elements)
     }
 }
 

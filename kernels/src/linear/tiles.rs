@@ -1,0 +1,217 @@
+//! The product on AMX tiles, for BF16.
+//!
+//! A tile of 16 rows of `x` meets the two tiles of a group of 32 outputs; two of them share each load of weights.
+//! Rows are loaded as they lie: 32 inputs of a row are one line of a tile. Inputs beyond the last whole block go
+//! through a zeroed copy, because the tile would reach into the next row.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use super::{BLOCK, GROUP, TILE};
+use crate::{
+    device::CpuDevice,
+    element::bf16,
+    simd::amx::{self, Tiles},
+    sys::SharedMut,
+};
+
+/// Rows of one tile.
+const ROWS: usize = 16;
+/// Bytes of a tile of weights, and of one of its rows.
+const TILE_BYTES: usize = 2 * TILE;
+const LINE_BYTES: usize = 64;
+/// How far ahead of its use a line of weights is brought into the first cache, and into the second.
+const PREFETCH_NEAR_BYTES: usize = 2 << 10;
+const PREFETCH_FAR_BYTES: usize = 8 << 10;
+
+pub(super) struct Problem<'a> {
+    pub(super) x: &'a [bf16],
+    /// As in [`super::Weight`].
+    pub(super) packed: &'a [bf16],
+    pub(super) inputs: usize,
+    pub(super) outputs: usize,
+}
+
+/// Lines of zeros around the inputs beyond the last whole block of up to 32 rows.
+#[repr(align(64))]
+struct Tail([[bf16; BLOCK]; 2 * ROWS]);
+
+/// Sums of up to 32 rows on their way to a ragged group.
+#[repr(align(64))]
+struct Sums([[f32; GROUP]; 2 * ROWS]);
+
+/// All rows of `y`, on a device that has [`crate::device::Isa::Amx`].
+pub(super) fn linear(cpu: &CpuDevice, problem: &Problem<'_>, y: &mut [f32]) {
+    let rows = problem.x.len() / problem.inputs;
+    let y = SharedMut::new(y);
+    cpu.team().run(&|me| {
+        for group in me.part(problem.outputs.div_ceil(GROUP)) {
+            // SAFETY: a device has this instruction set only where the system permits it; this thread has no other
+            // tiles; groups belong to one member.
+            unsafe { group_of_outputs(problem, group, rows, &y) }
+        }
+    });
+}
+
+unsafe fn group_of_outputs(problem: &Problem<'_>, group: usize, rows: usize, y: &SharedMut<'_, f32>) {
+    let whole = rows / (2 * ROWS) * (2 * ROWS);
+    // SAFETY: as the caller's.
+    unsafe {
+        if whole > 0 {
+            let _tiles = Tiles::configure([16; 8]);
+            for first in (0..whole).step_by(2 * ROWS) {
+                two_tiles(problem, group, first..first + 2 * ROWS, y);
+            }
+        }
+        let rest = rows - whole;
+        if rest > ROWS {
+            let last = (rest - ROWS) as u8;
+            let _tiles = Tiles::configure([16, 16, last, last, 16, last, 16, 16]);
+            two_tiles(problem, group, whole..rows, y);
+        } else if rest > 0 {
+            let few = rest as u8;
+            let _tiles = Tiles::configure([few, few, few, few, few, few, 16, 16]);
+            one_tile(problem, group, whole..rows, y);
+        }
+    }
+}
+
+/// Tiles 0 and 1 become the sums of up to 16 rows.
+unsafe fn one_tile(problem: &Problem<'_>, group: usize, rows: Range<usize>, y: &SharedMut<'_, f32>) {
+    // SAFETY: rows and group exist, so all addresses but those of prefetches lie in `x` and the packed weights.
+    unsafe {
+        let (x, weights) = (problem.row(rows.start), problem.weights(group));
+        let cold = rows.start == 0;
+        amx::zero::<0>();
+        amx::zero::<1>();
+        for block in 0..problem.inputs / BLOCK {
+            let weights = weights.add(block * 2 * TILE_BYTES);
+            if cold {
+                prefetch(weights);
+            }
+            amx::load::<4>(x.add(block * LINE_BYTES), problem.stride());
+            amx::load::<6>(weights, LINE_BYTES);
+            amx::multiply::<0, 4, 6>();
+            amx::load::<7>(weights.add(TILE_BYTES), LINE_BYTES);
+            amx::multiply::<1, 4, 7>();
+        }
+        if let Some((block, tail)) = problem.tail(&rows) {
+            let weights = weights.add(block * 2 * TILE_BYTES);
+            amx::load::<4>(tail.0.as_ptr().cast(), LINE_BYTES);
+            amx::load::<6>(weights, LINE_BYTES);
+            amx::multiply::<0, 4, 6>();
+            amx::load::<7>(weights.add(TILE_BYTES), LINE_BYTES);
+            amx::multiply::<1, 4, 7>();
+        }
+        problem.write(group, rows, y, |to, stride| {
+            amx::store::<0>(to, stride);
+            amx::store::<1>(to.add(LINE_BYTES), stride);
+        });
+    }
+}
+
+/// Tiles 0 to 3 become the sums of 17 to 32 rows.
+unsafe fn two_tiles(problem: &Problem<'_>, group: usize, rows: Range<usize>, y: &SharedMut<'_, f32>) {
+    // SAFETY: as in `one_tile`.
+    unsafe {
+        let (x, weights) = (problem.row(rows.start), problem.weights(group));
+        let stride = problem.stride();
+        let cold = rows.start == 0;
+        amx::zero::<0>();
+        amx::zero::<1>();
+        amx::zero::<2>();
+        amx::zero::<3>();
+        for block in 0..problem.inputs / BLOCK {
+            let (x, weights) = (x.add(block * LINE_BYTES), weights.add(block * 2 * TILE_BYTES));
+            if cold {
+                prefetch(weights);
+            }
+            multiply_four(x, stride, weights);
+        }
+        if let Some((block, tail)) = problem.tail(&rows) {
+            multiply_four(tail.0.as_ptr().cast(), LINE_BYTES, weights.add(block * 2 * TILE_BYTES));
+        }
+        problem.write(group, rows, y, |to, stride| {
+            amx::store::<0>(to, stride);
+            amx::store::<1>(to.add(LINE_BYTES), stride);
+            amx::store::<2>(to.add(ROWS * stride), stride);
+            amx::store::<3>(to.add(ROWS * stride + LINE_BYTES), stride);
+        });
+    }
+}
+
+#[inline(always)]
+unsafe fn multiply_four(x: *const u8, stride: usize, weights: *const u8) {
+    unsafe {
+        amx::load::<4>(x, stride);
+        amx::load::<6>(weights, LINE_BYTES);
+        amx::multiply::<0, 4, 6>();
+        amx::load::<7>(weights.add(TILE_BYTES), LINE_BYTES);
+        amx::multiply::<1, 4, 7>();
+        amx::load::<5>(x.wrapping_add(ROWS * stride), stride);
+        amx::multiply::<2, 5, 6>();
+        amx::multiply::<3, 5, 7>();
+    }
+}
+
+/// Asks for the weights of blocks to come.
+#[inline(always)]
+fn prefetch(weights: *const u8) {
+    for line in 0..2 * TILE_BYTES / LINE_BYTES {
+        amx::prefetch_far(weights.wrapping_add(PREFETCH_FAR_BYTES + line * LINE_BYTES));
+        amx::prefetch_near(weights.wrapping_add(PREFETCH_NEAR_BYTES + line * LINE_BYTES));
+    }
+}
+
+impl Problem<'_> {
+    fn row(&self, row: usize) -> *const u8 {
+        self.x[row * self.inputs..].as_ptr().cast()
+    }
+
+    fn weights(&self, group: usize) -> *const u8 {
+        self.packed[group * self.inputs.div_ceil(BLOCK) * 2 * TILE..].as_ptr().cast()
+    }
+
+    /// Bytes from row to row.
+    fn stride(&self) -> usize {
+        self.inputs * size_of::<bf16>()
+    }
+
+    /// The last block where it is not whole, and its inputs of `rows`.
+    #[inline(always)]
+    fn tail(&self, rows: &Range<usize>) -> Option<(usize, Tail)> {
+        let (block, width) = (self.inputs / BLOCK, self.inputs % BLOCK);
+        if width == 0 {
+            return None;
+        }
+        let mut tail = Tail([[bf16::ZERO; BLOCK]; 2 * ROWS]);
+        for (line, row) in tail.0.iter_mut().zip(rows.clone()) {
+            line[..width].copy_from_slice(&self.x[row * self.inputs + block * BLOCK..][..width]);
+        }
+        Some((block, tail))
+    }
+
+    /// Calls `store(address, stride)` where the sums of `rows` belong, or where they are taken from.
+    #[inline(always)]
+    fn write(
+        &self,
+        group: usize,
+        rows: Range<usize>,
+        y: &SharedMut<'_, f32>,
+        store: impl FnOnce(*mut u8, usize),
+    ) {
+        let (first, width) = (group * GROUP, GROUP.min(self.outputs - group * GROUP));
+        if width == GROUP {
+            let to =
+                y.pointer(rows.start * self.outputs + first..(rows.end - 1) * self.outputs + first + GROUP);
+            return store(to.cast(), self.outputs * size_of::<f32>());
+        }
+        let mut sums = Sums([[0.0; GROUP]; 2 * ROWS]);
+        store(sums.0.as_mut_ptr().cast(), GROUP * size_of::<f32>());
+        for (sums, row) in sums.0.iter().zip(rows) {
+            let to = row * self.outputs + first;
+            // SAFETY: these columns belong to this member alone.
+            unsafe { y.range_mut(to..to + width) }.copy_from_slice(&sums[..width]);
+        }
+    }
+}
