@@ -1,7 +1,7 @@
 //! Tasks are (rows of a span, KV head); the query heads of a group and a few rows share each load of keys.
 #![allow(unsafe_code)]
 
-use std::ops::Range;
+use std::{num::NonZeroUsize, ops::Range};
 
 use super::{AttentionShape, CHUNK, PagedSpan};
 use crate::{
@@ -103,12 +103,17 @@ unsafe fn run<V: Lanes, T: Kernels>(call: &Call<'_, T>, task: &Task, out: &Share
             }
         }
         let context = first_position + task.rows.len();
-        for first_key in (0..context).step_by(CHUNK) {
-            let skipped_rows = first_key.saturating_sub(first_position);
-            let active = skipped_rows * task.query_heads.len()..count;
+        let (heads, window) =
+            (task.query_heads.len(), call.shape.window.map_or(usize::MAX, NonZeroUsize::get));
+        let oldest = |position: usize| (position + 1).saturating_sub(window);
+        for first_key in (oldest(first_position) / CHUNK * CHUNK..context).step_by(CHUNK) {
+            // Rows whose position lies before the chunk, and rows whose window has left it, take no part.
+            let early_rows = first_key.saturating_sub(first_position);
+            let past = (first_key + CHUNK - 1).saturating_add(window).saturating_sub(first_position);
+            let active = early_rows * heads..past.min(task.rows.len()) * heads;
             let seen = |query: usize| {
-                let position = first_position + query / task.query_heads.len();
-                (position + 1 - first_key).min(CHUNK)
+                let position = first_position + query / heads;
+                oldest(position).saturating_sub(first_key)..(position + 1 - first_key).min(CHUNK)
             };
             chunk(call, task, &mut state, first_key, active, context, &seen);
         }
@@ -130,7 +135,7 @@ fn place(task: &Task, query: usize) -> (usize, usize) {
     (task.rows.start + query / heads, task.query_heads.start + query % heads)
 }
 
-/// One chunk of keys for the query vectors `active`; `seen(query)` keys of it are visible to each.
+/// One chunk of keys for the query vectors `active`, each of which sees `seen(query)` of it.
 #[inline(always)]
 unsafe fn chunk<V: Lanes, T: Kernels>(
     call: &Call<'_, T>,
@@ -139,7 +144,7 @@ unsafe fn chunk<V: Lanes, T: Kernels>(
     first_key: usize,
     active: Range<usize>,
     context: usize,
-    seen: &impl Fn(usize) -> usize,
+    seen: &impl Fn(usize) -> Range<usize>,
 ) {
     let shape = call.shape.pages;
     let keys = (context - first_key).min(CHUNK);
@@ -177,7 +182,7 @@ unsafe fn chunk<V: Lanes, T: Kernels>(
             for first in active.clone().step_by(TOGETHER) {
                 let queries = first..active.end.min(first + TOGETHER);
                 let seen =
-                    std::array::from_fn(|q| if first + q < active.end { seen(first + q) } else { keys });
+                    std::array::from_fn(|q| if first + q < active.end { seen(first + q) } else { 0..keys });
                 add_values::<V, T>(state, queries, tiles, seen, dims);
             }
         }
@@ -236,17 +241,19 @@ unsafe fn scores<V: Lanes, T: LanesElement, const Q: usize>(
 
 /// Scores of one query vector become rounded weights; its maximum and sum are merged, the factors kept.
 #[inline(always)]
-unsafe fn weigh<V: Lanes, T: LanesElement>(state: &mut State<V>, query: usize, seen: usize, scale: V) {
+unsafe fn weigh<V: Lanes, T: LanesElement>(state: &mut State<V>, query: usize, seen: Range<usize>, scale: V) {
     unsafe {
         let scores = &mut state.scores[query];
-        scores[seen..].fill(f32::NEG_INFINITY);
+        scores[..seen.start].fill(f32::NEG_INFINITY);
+        scores[seen.end..].fill(f32::NEG_INFINITY);
         let low = V::load(scores.as_ptr()).mul(scale);
         let high = V::load(scores.as_ptr().add(16)).mul(scale);
         let largest = low.max(high).largest();
         let base = V::splat(largest);
         exp2(low.sub(base)).store(scores.as_mut_ptr());
         exp2(high.sub(base)).store(scores.as_mut_ptr().add(16));
-        scores[seen..].fill(0.0);
+        scores[..seen.start].fill(0.0);
+        scores[seen.end..].fill(0.0);
         let sum = V::load(scores.as_ptr()).add(V::load(scores.as_ptr().add(16)));
         for weight in scores.iter_mut() {
             *weight = through::<T>(*weight);
@@ -268,7 +275,7 @@ unsafe fn add_values<V: Lanes, T: LanesElement>(
     state: &mut State<V>,
     queries: Range<usize>,
     tiles: [*const T; 2],
-    seen: [usize; TOGETHER],
+    seen: [Range<usize>; TOGETHER],
     dims: usize,
 ) {
     unsafe {
@@ -286,23 +293,27 @@ unsafe fn values<V: Lanes, T: LanesElement, const Q: usize>(
     state: &mut State<V>,
     first: usize,
     tiles: [*const T; 2],
-    seen: [usize; TOGETHER],
+    seen: [Range<usize>; TOGETHER],
     dims: usize,
 ) {
-    let (fewest, most) = seen[..Q].iter().fold((CHUNK, 0), |(low, high), &n| (low.min(n), high.max(n)));
+    let (mut all, mut any) = (seen[0].clone(), seen[0].clone());
+    for seen in &seen[1..Q] {
+        all = all.start.max(seen.start)..all.end.min(seen.end);
+        any = any.start.min(seen.start)..any.end.max(seen.end);
+    }
     unsafe {
         let mut even = [V::zero(); Q];
         let mut odd = [V::zero(); Q];
-        for pair in 0..most.div_ceil(2) {
+        for pair in any.start / 2..any.end.div_ceil(2) {
             let (v_even, v_odd) = T::load_pairs::<V>(tiles[pair / 8].add(pair % 8 * 32));
             // Pairs that every query vector of the block sees whole need no questions.
-            let whole = 2 * pair + 1 < fewest;
+            let whole = all.start <= 2 * pair && 2 * pair + 1 < all.end;
             for q in 0..Q {
                 let weights = state.scores.get_unchecked(first + q).as_ptr().add(2 * pair);
-                if whole || 2 * pair < seen[q] {
+                if whole || seen[q].contains(&(2 * pair)) {
                     even[q] = V::splat(*weights).fma(v_even, even[q]);
                 }
-                if whole || 2 * pair + 1 < seen[q] {
+                if whole || seen[q].contains(&(2 * pair + 1)) {
                     odd[q] = V::splat(*weights.add(1)).fma(v_odd, odd[q]);
                 }
             }

@@ -7,20 +7,22 @@
 //! | `cache.spans` | rows of each sequence with its context length and its part of `cache.tables` |
 //! | `out` | `[rows, query heads · head_dim]`, `T` |
 //!
-//! Query head `j` reads KV head `kv_of_query[j]`. The row at position `p` sees keys `0..=p`.
+//! Query head `j` reads KV head `kv_of_query[j]`. The row at position `p` sees keys `0..=p`, with a sliding window of `w`
+//! the last `w` of them: keys `k` with `p - w < k <= p`.
 //!
 //! **Same bits in any company.** Keys are taken in chunks of 32 aligned to absolute positions. A chunk's scores are
 //! sums as in [`crate::linear`]; its maximum `m`, weights `p = 2^(s - m)`, their sum `l` and output `o = Σ round(p)·v`
 //! stand alone, and chunks are merged left to right. So a row's result does not depend on how its prompt was cut,
-//! which rows share its batch, or how many threads work. Slots beyond a row's position never reach its result, not even
-//! as a product with zero: neither what a former owner of a page left there, nor an infinity in a later row.
+//! which rows share its batch, or how many threads work. Slots that a row does not see never reach its result, not even
+//! as a product with zero: neither what a former owner of a page left there, nor an infinity in a later row or before
+//! the window. Chunks that no row of a task sees are not read.
 
 mod cpu;
 mod reference;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
+use std::{num::NonZeroUsize, ops::Range};
 
 pub use reference::attention as attention_reference;
 
@@ -67,6 +69,8 @@ pub struct AttentionShape {
     pub kv_of_query: Vec<usize>,
     /// Factor of the scores before the softmax.
     pub scale: f32,
+    /// Keys that a row sees, its own included; all before it where there is no window.
+    pub window: Option<NonZeroUsize>,
 }
 
 /// Attends; see the module.

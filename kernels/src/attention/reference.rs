@@ -1,8 +1,19 @@
 //! The truth: one row and head in f64, no pages, no chunks.
 
-/// Softmax attention of one query over `keys` and `values`, each `[tokens, dim]`.
-pub fn attention(query: &[f32], keys: &[f32], values: &[f32], scale: f32) -> Vec<f32> {
+use std::num::NonZeroUsize;
+
+/// Softmax attention of one query over `keys` and `values`, each `[tokens, dim]`; the last is the query's own, and with
+/// a window only so many of the last count.
+pub fn attention(
+    query: &[f32],
+    keys: &[f32],
+    values: &[f32],
+    scale: f32,
+    window: Option<NonZeroUsize>,
+) -> Vec<f32> {
     let dim = query.len();
+    let hidden = window.map_or(0, |window| (keys.len() / dim).saturating_sub(window.get()));
+    let (keys, values) = (&keys[hidden * dim..], &values[hidden * dim..]);
     let dot =
         |key: &[f32]| -> f64 { query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum() };
     let scores: Vec<f64> = keys.chunks_exact(dim).map(|key| dot(key) * f64::from(scale)).collect();

@@ -1,3 +1,5 @@
+use std::num::NonZeroUsize;
+
 use half::bf16;
 
 use super::*;
@@ -13,6 +15,7 @@ struct Case {
     block_size: usize,
     /// (context, new rows) of each sequence.
     spans: Vec<(usize, usize)>,
+    window: Option<NonZeroUsize>,
 }
 
 fn cases() -> Vec<Case> {
@@ -21,13 +24,22 @@ fn cases() -> Vec<Case> {
         head_dim,
         block_size,
         spans: spans.to_vec(),
+        window: None,
     };
+    let windowed = |window, case| Case { window: NonZeroUsize::new(window), ..case };
     vec![
         case(&[0], 16, 16, &[(1, 1)]),
         case(&[0, 0, 0, 1, 1, 1], 64, 16, &[(33, 33), (1, 1), (100, 1), (64, 7)]),
         case(&[0, 0, 1], 64, 32, &[(65, 40), (31, 31), (32, 1)]),
         case(&[0, 1, 2], 80, 48, &[(97, 97), (96, 2)]),
         case(&[0; 20], 24, 16, &[(40, 3)]),
+        windowed(1, case(&[0, 0, 1], 16, 16, &[(70, 70), (33, 1)])),
+        windowed(7, case(&[0, 0, 0, 1, 1, 1], 64, 16, &[(70, 70), (1, 1), (100, 1), (64, 7), (40, 9)])),
+        windowed(31, case(&[0, 0, 1], 64, 32, &[(97, 40), (31, 31), (32, 1), (65, 1)])),
+        windowed(32, case(&[0, 1], 32, 16, &[(130, 130), (96, 1), (97, 2)])),
+        windowed(33, case(&[0], 80, 48, &[(97, 97), (96, 2), (66, 1)])),
+        windowed(50, case(&[0; 20], 24, 16, &[(140, 3)])),
+        windowed(usize::MAX, case(&[0, 0], 16, 16, &[(40, 40)])),
     ]
 }
 
@@ -48,8 +60,8 @@ fn world<T: Kernels>(device: &Device, case: &Case) -> World<T> {
     let kv_heads = case.kv_of_query.iter().max().unwrap() + 1;
     let (dim, queries) = (case.head_dim, case.kv_of_query.len());
     let pages = PageShape::new(case.block_size, kv_heads, dim).unwrap();
-    let shape =
-        AttentionShape { pages, kv_of_query: case.kv_of_query.clone(), scale: (dim as f32).powf(-0.5) };
+    let (kv_of_query, scale) = (case.kv_of_query.clone(), (dim as f32).powf(-0.5));
+    let shape = AttentionShape { pages, kv_of_query, scale, window: case.window };
     let rows: usize = case.spans.iter().map(|(_, rows)| rows).sum();
     let heads = Heads { stride: queries * dim + 5, first: 2, count: queries, dim };
     let blocks: usize = case.spans.iter().map(|(context, _)| context.div_ceil(case.block_size)).sum();
@@ -121,7 +133,7 @@ fn against_reference<T: Kernels>(tolerance: f32) {
                                 .collect()
                         };
                         let (k, v) = (of_head(&world.keys[at]), of_head(&world.values[at]));
-                        let expected = attention_reference(&query, &k, &v, world.shape.scale);
+                        let expected = attention_reference(&query, &k, &v, world.shape.scale, case.window);
                         for (a, b) in got[(row * heads + head) * dim..][..dim].iter().zip(&expected) {
                             assert!(
                                 (a - b).abs() <= tolerance,
@@ -150,13 +162,14 @@ fn bf16_rows_match_the_reference_on_every_instruction_set() {
 
 #[test]
 fn a_rows_bits_depend_neither_on_chunking_nor_on_company() {
-    let case = Case {
-        kv_of_query: vec![0, 0, 0],
-        head_dim: 64,
-        block_size: 16,
-        spans: vec![(90, 90), (70, 70), (5, 5)],
-    };
-    for device in devices() {
+    for (device, window) in devices().into_iter().flat_map(|d| [(d.clone(), 0), (d.clone(), 7), (d, 40)]) {
+        let case = Case {
+            kv_of_query: vec![0, 0, 0],
+            head_dim: 64,
+            block_size: 16,
+            spans: vec![(90, 90), (70, 70), (5, 5)],
+            window: NonZeroUsize::new(window),
+        };
         let world = world::<bf16>(&device, &case);
         let together = attend(&device, &world, &world.spans, &world.queries);
         let width = world.heads.count * world.heads.dim;
@@ -200,6 +213,40 @@ fn an_infinite_value_reaches_no_row_before_it() {
         assert_same_bits(&after[..20 * width], &before[..20 * width], "rows before the infinity");
         assert!(after[20 * width..33 * width].iter().all(|x| !x.is_finite()));
         assert_same_bits(&after[33 * width..], &before[33 * width..], "other sequences");
+    }
+}
+
+#[test]
+fn what_lies_before_the_window_reaches_no_row_whatever_it_is() {
+    const POISONED: usize = 41;
+    for window in [1, 7, 30, 32, 45] {
+        let case = Case {
+            kv_of_query: vec![0, 0, 1],
+            head_dim: 32,
+            block_size: 16,
+            spans: vec![(120, 120)],
+            window: NonZeroUsize::new(window),
+        };
+        for device in devices() {
+            let mut world = world::<f32>(&device, &case);
+            let before = attend(&device, &world, &world.spans, &world.queries);
+            // Key and value of one position, NaN in every dimension of both heads.
+            let (shape, page) = (world.shape.pages, world.tables[POISONED / 16] as usize);
+            for head in 0..2 {
+                let at = page * shape.page_elements() + 2 * head * shape.half_elements();
+                for dim in 0..case.head_dim {
+                    world.pages[at + shape.key_at::<f32>(POISONED % 16, dim)] = f32::NAN;
+                    let value = shape.half_elements() + shape.value_at::<f32>(POISONED % 16, dim);
+                    world.pages[at + value] = f32::NAN;
+                }
+            }
+            let after = attend(&device, &world, &world.spans, &world.queries);
+            let width = world.heads.count * world.heads.dim;
+            let (first, end) = (POISONED * width, (POISONED + window) * width);
+            assert_same_bits(&after[..first], &before[..first], "rows before the poison");
+            assert!(after[first..end].iter().all(|x| x.is_nan()), "window {window}: it is seen");
+            assert_same_bits(&after[end..], &before[end..], "rows whose window has passed it");
+        }
     }
 }
 

@@ -220,6 +220,7 @@ impl<T: KvElement> ParallelAttention<T> {
                 pages,
                 kv_of_query: share.kv_of_query.clone(),
                 scale: 1.0 / (dim as f32).sqrt(),
+                window: None,
             },
         })
     }
