@@ -1,9 +1,12 @@
 //! Where buffers live and operations run.
 
-use std::sync::Arc;
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 pub use crate::simd::{Isa, UnknownIsa};
-use crate::{KernelError, team::Team};
+use crate::{KernelError, buffer::Plain, sys::Region, team::Team};
 
 /// A device. Cheap to clone; clones share the device's threads.
 #[derive(Clone, Debug)]
@@ -14,10 +17,10 @@ pub enum Device {
 }
 
 /// A team of host threads and the instruction set they use.
-#[derive(Debug)]
 pub struct CpuDevice {
     team: Team,
     isa: Isa,
+    scratch: Mutex<Option<Region>>,
 }
 
 impl Device {
@@ -34,7 +37,7 @@ impl Device {
                 reason: format!("this processor has no {isa}; it has {}", Isa::detect()),
             });
         }
-        Ok(Device::Cpu(Arc::new(CpuDevice { team: Team::new(threads)?, isa })))
+        Ok(Device::Cpu(Arc::new(CpuDevice { team: Team::new(threads)?, isa, scratch: Mutex::new(None) })))
     }
 }
 
@@ -42,6 +45,24 @@ impl CpuDevice {
     /// The threads.
     pub(crate) fn team(&self) -> &Team {
         &self.team
+    }
+
+    /// Calls `job` with `len` elements of scratch memory, whose contents mean nothing. The memory is kept: only a
+    /// larger call than any before takes more, and `what` then names it in an out-of-memory error.
+    pub(crate) fn with_scratch<T: Plain>(
+        &self,
+        len: usize,
+        what: &str,
+        job: impl FnOnce(&mut [T]),
+    ) -> Result<(), KernelError> {
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = len.saturating_mul(size_of::<T>());
+        let region = match scratch.take() {
+            Some(region) if region.bytes() >= bytes => region,
+            _ => Region::zeroed(bytes, what)?,
+        };
+        job(scratch.insert(region).elements_mut(len));
+        Ok(())
     }
 
     /// The instruction set in use.
@@ -52,5 +73,11 @@ impl CpuDevice {
     /// Threads in the team.
     pub fn threads(&self) -> usize {
         self.team.size()
+    }
+}
+
+impl fmt::Debug for CpuDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CpuDevice").field("threads", &self.threads()).field("isa", &self.isa).finish()
     }
 }

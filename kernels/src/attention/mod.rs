@@ -18,9 +18,11 @@
 //! the window. Chunks that no row of a task sees are not read.
 
 mod cpu;
+mod lanes;
 mod reference;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 use std::{num::NonZeroUsize, ops::Range};
 

@@ -33,6 +33,9 @@ fn cases() -> Vec<Case> {
         case(&[0, 0, 1], 64, 32, &[(65, 40), (31, 31), (32, 1)]),
         case(&[0, 1, 2], 80, 48, &[(97, 97), (96, 2)]),
         case(&[0; 20], 24, 16, &[(40, 3)]),
+        case(&[0; 16], 128, 16, &[(75, 5), (64, 64), (20, 1)]),
+        case(&[0, 1, 1], 256, 64, &[(130, 9), (33, 2)]),
+        case(&[0, 0], 96, 32, &[(64, 64), (95, 1)]),
         windowed(1, case(&[0, 0, 1], 16, 16, &[(70, 70), (33, 1)])),
         windowed(7, case(&[0, 0, 0, 1, 1, 1], 64, 16, &[(70, 70), (1, 1), (100, 1), (64, 7), (40, 9)])),
         windowed(31, case(&[0, 0, 1], 64, 32, &[(97, 40), (31, 31), (32, 1), (65, 1)])),
@@ -216,8 +219,7 @@ fn an_infinite_value_reaches_no_row_before_it() {
     }
 }
 
-#[test]
-fn what_lies_before_the_window_reaches_no_row_whatever_it_is() {
+fn poison_before_the_window<T: Kernels>() {
     const POISONED: usize = 41;
     for window in [1, 7, 30, 32, 45] {
         let case = Case {
@@ -228,16 +230,16 @@ fn what_lies_before_the_window_reaches_no_row_whatever_it_is() {
             window: NonZeroUsize::new(window),
         };
         for device in devices() {
-            let mut world = world::<f32>(&device, &case);
+            let mut world = world::<T>(&device, &case);
             let before = attend(&device, &world, &world.spans, &world.queries);
             // Key and value of one position, NaN in every dimension of both heads.
             let (shape, page) = (world.shape.pages, world.tables[POISONED / 16] as usize);
             for head in 0..2 {
                 let at = page * shape.page_elements() + 2 * head * shape.half_elements();
                 for dim in 0..case.head_dim {
-                    world.pages[at + shape.key_at::<f32>(POISONED % 16, dim)] = f32::NAN;
-                    let value = shape.half_elements() + shape.value_at::<f32>(POISONED % 16, dim);
-                    world.pages[at + value] = f32::NAN;
+                    world.pages[at + shape.key_at::<T>(POISONED % 16, dim)] = T::round(f32::NAN);
+                    let value = shape.half_elements() + shape.value_at::<T>(POISONED % 16, dim);
+                    world.pages[at + value] = T::round(f32::NAN);
                 }
             }
             let after = attend(&device, &world, &world.spans, &world.queries);
@@ -248,6 +250,12 @@ fn what_lies_before_the_window_reaches_no_row_whatever_it_is() {
             assert_same_bits(&after[end..], &before[end..], "rows whose window has passed it");
         }
     }
+}
+
+#[test]
+fn what_lies_before_the_window_reaches_no_row_whatever_it_is() {
+    poison_before_the_window::<f32>();
+    poison_before_the_window::<bf16>();
 }
 
 #[test]

@@ -11,8 +11,9 @@
 
 use std::mem::MaybeUninit;
 
-use super::{BLOCK, GROUP, TILE, Weight};
+use super::{BLOCK, GROUP, Kernels, TILE, Weight, tiles};
 use crate::{
+    DType, KernelError,
     device::CpuDevice,
     simd::{Isa, Lanes, LanesElement, dispatch},
     sys::SharedMut,
@@ -36,14 +37,18 @@ struct Problem<'a, T> {
     rows_together: usize,
 }
 
-pub(super) fn linear<T>(cpu: &CpuDevice, x: &[T], weight: &Weight<T>, y: &mut [f32])
+pub(super) fn linear<T>(
+    cpu: &CpuDevice,
+    x: &[T],
+    weight: &Weight<T>,
+    y: &mut [f32],
+) -> Result<(), KernelError>
 where
     T: LanesElement + crate::buffer::Plain,
 {
-    #[cfg(target_arch = "x86_64")]
     if let (Isa::Amx, Some(x), Some(packed)) = (cpu.isa(), T::as_bf16(x), T::as_bf16(weight.packed())) {
-        let problem = super::tiles::Problem { x, packed, inputs: weight.inputs, outputs: weight.outputs };
-        return super::tiles::linear(cpu, &problem, y);
+        let problem = tiles::Problem { x, packed, inputs: weight.inputs, outputs: weight.outputs };
+        return tiles::linear(cpu, &problem, y);
     }
     let problem = Problem {
         x,
@@ -63,6 +68,16 @@ where
                 [T: LanesElement]);
         }
     });
+    Ok(())
+}
+
+pub(super) fn reserve<T: Kernels>(cpu: &CpuDevice, rows: usize, inputs: usize) -> Result<u64, KernelError> {
+    if cpu.isa() != Isa::Amx || T::DTYPE != DType::BF16 {
+        return Ok(0);
+    }
+    let elements = tiles::packed_elements(rows, inputs);
+    cpu.with_scratch(elements, tiles::SCRATCH, |_: &mut [T]| {})?;
+    Ok(elements.saturating_mul(size_of::<T>()) as u64)
 }
 
 /// Hands each group of `stride` packed elements to one member.

@@ -15,7 +15,6 @@ mod cpu;
 mod reference;
 #[cfg(test)]
 mod tests;
-#[cfg(target_arch = "x86_64")]
 mod tiles;
 
 pub use reference::linear as linear_reference;
@@ -158,9 +157,17 @@ pub fn linear<T: Kernels>(
     match device {
         // A rank may own no inputs at all; its part of the sum is zero.
         Device::Cpu(_) if weight.inputs == 0 => y.host_mut().fill(0.0),
-        Device::Cpu(cpu) => cpu::linear(cpu, x.host(), weight, y.host_mut()),
+        Device::Cpu(cpu) => cpu::linear(cpu, x.host(), weight, y.host_mut())?,
     }
     Ok(())
+}
+
+/// Takes the scratch memory that calls with up to `rows` rows of `inputs` elements use on `device`, so that no step has
+/// to; returns its bytes.
+pub fn reserve<T: Kernels>(device: &Device, rows: usize, inputs: usize) -> Result<u64, KernelError> {
+    match device {
+        Device::Cpu(cpu) => cpu::reserve::<T>(cpu, rows, inputs),
+    }
 }
 
 /// Storage types for which every kernel is compiled: all of [`Element`]'s.

@@ -2,11 +2,10 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    Element,
     device::CpuDevice,
     element::through,
     linear::Kernels,
-    simd::{Lanes, dispatch},
+    simd::{Lanes, LanesElement, dispatch},
     sys::SharedMut,
 };
 
@@ -27,12 +26,12 @@ pub(super) fn rms_norm<T: Kernels>(
         // SAFETY: each row is visited by one member only.
         let (x, out) = unsafe { (residual.range_mut(range.clone()), out.range_mut(range)) };
         dispatch!(isa, one_row::<T>(x: &mut [f32], delta: Option<&[f32]>, weight: &[f32], eps: f32, out: &mut [T])
-            [T: Element]);
+            [T: LanesElement]);
     });
 }
 
 #[inline(always)]
-unsafe fn one_row<V: Lanes, T: Element>(
+unsafe fn one_row<V: Lanes, T: LanesElement>(
     x: &mut [f32],
     delta: Option<&[f32]>,
     weight: &[f32],
@@ -56,7 +55,15 @@ unsafe fn one_row<V: Lanes, T: Element>(
         x.fma(x, squares).sum()
     };
     let scale = 1.0 / (sum / x.len() as f32 + eps).sqrt();
-    for ((x, weight), out) in x.iter().zip(weight).zip(out) {
+    let whole = x.len() / 16 * 16;
+    // SAFETY: `weight` and `out` are as long as `x`.
+    unsafe {
+        for at in (0..whole).step_by(16) {
+            let normal = T::through_lanes(V::load(x.as_ptr().add(at)).mul(V::splat(scale)));
+            T::store_lanes(normal.mul(V::load(weight.as_ptr().add(at))), out.as_mut_ptr().add(at));
+        }
+    }
+    for ((x, weight), out) in x[whole..].iter().zip(&weight[whole..]).zip(&mut out[whole..]) {
         *out = T::round(through::<T>(x * scale) * weight);
     }
 }

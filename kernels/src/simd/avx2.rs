@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::Lanes;
+use super::{Lanes, SMALLEST_BITS};
 use crate::element::bf16;
 
 #[derive(Clone, Copy)]
@@ -60,6 +60,10 @@ impl Lanes for Avx2 {
         unsafe { Avx2(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
     }
     #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        unsafe { Avx2(_mm256_div_ps(self.0, other.0), _mm256_div_ps(self.1, other.1)) }
+    }
+    #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
         unsafe { Avx2(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
     }
@@ -88,5 +92,35 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn prefetch(line: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn through_bf16(self) -> Self {
+        #[inline(always)]
+        unsafe fn half(x: __m256) -> __m256 {
+            unsafe {
+                let bits = _mm256_castps_si256(x);
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                let up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+                let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+                let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+                let rounded = _mm256_blendv_epi8(up, quiet, is_nan);
+                let rounded = _mm256_and_si256(rounded, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+                let magnitude = _mm256_and_si256(rounded, _mm256_set1_epi32(0x7fff_ffff));
+                let vanishes = _mm256_cmpgt_epi32(_mm256_set1_epi32(SMALLEST_BITS), magnitude);
+                _mm256_castsi256_ps(_mm256_andnot_si256(vanishes, rounded))
+            }
+        }
+        unsafe { Avx2(half(self.0), half(self.1)) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16) {
+        unsafe {
+            let Avx2(low, high) = self.through_bf16();
+            let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(low));
+            let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(high));
+            // Packing works within halves of the register: 0, 2, 1, 3 brings their quarters into order.
+            let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
+            _mm256_storeu_si256(to.cast(), packed);
+        }
     }
 }

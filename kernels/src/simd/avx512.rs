@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::Lanes;
+use super::{Lanes, SMALLEST_BITS};
 use crate::element::bf16;
 
 #[derive(Clone, Copy)]
@@ -48,6 +48,10 @@ impl Lanes for Avx512 {
         unsafe { Avx512(_mm512_mul_ps(self.0, other.0)) }
     }
     #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        unsafe { Avx512(_mm512_div_ps(self.0, other.0)) }
+    }
+    #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
         unsafe { Avx512(_mm512_max_ps(self.0, other.0)) }
     }
@@ -69,5 +73,46 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn prefetch(line: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn through_bf16(self) -> Self {
+        unsafe {
+            let bits = _mm512_castps_si512(self.0);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
+            let rounded = _mm512_mask_or_epi32(up, is_nan, bits, _mm512_set1_epi32(0x0040_0000));
+            let rounded = _mm512_and_si512(rounded, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            let magnitude = _mm512_and_si512(rounded, _mm512_set1_epi32(0x7fff_ffff));
+            let stays = _mm512_cmpge_epi32_mask(magnitude, _mm512_set1_epi32(SMALLEST_BITS));
+            Avx512(_mm512_castsi512_ps(_mm512_maskz_mov_epi32(stays, rounded)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16) {
+        unsafe {
+            let high = _mm512_srli_epi32::<16>(_mm512_castps_si512(self.through_bf16().0));
+            _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(high));
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        unsafe { fold(self.0, |a, b| _mm512_add_ps(a, b)) }
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        unsafe { fold(self.0, |a, b| _mm512_max_ps(a, b)) }
+    }
+}
+
+/// Halves folded onto each other: lanes 8, 4, 2 and 1 apart.
+#[inline(always)]
+unsafe fn fold(x: __m512, join: impl Fn(__m512, __m512) -> __m512) -> f32 {
+    unsafe {
+        let x = join(x, _mm512_shuffle_f32x4::<0b00_00_11_10>(x, x));
+        let x = join(x, _mm512_shuffle_f32x4::<0b00_00_00_01>(x, x));
+        let x = join(x, _mm512_permute_ps::<0b00_00_11_10>(x));
+        let x = join(x, _mm512_permute_ps::<0b00_00_00_01>(x));
+        _mm512_cvtss_f32(x)
     }
 }

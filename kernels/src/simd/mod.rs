@@ -4,7 +4,7 @@
 //! IEEE operation per lane with one rounding, so the results are the same bits on every machine.
 #![allow(unsafe_code)]
 
-#[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(target_arch = "x86_64"), path = "no_amx.rs")]
 pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -22,7 +22,11 @@ pub(crate) use portable::Portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {avx2::Avx2, avx512::Avx512};
 
-use crate::element::bf16;
+use crate::element::{BF16_SMALLEST, bf16};
+
+/// [`BF16_SMALLEST`] as the bits of an f32.
+#[cfg(target_arch = "x86_64")]
+const SMALLEST_BITS: i32 = (BF16_SMALLEST.to_bits() as i32) << 16;
 
 /// Sixteen f32 lanes.
 ///
@@ -39,6 +43,7 @@ pub(crate) trait Lanes: Copy {
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn sub(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
+    unsafe fn div(self, other: Self) -> Self;
     unsafe fn max(self, other: Self) -> Self;
     /// `self * factor + addend`, rounded once.
     unsafe fn fma(self, factor: Self, addend: Self) -> Self;
@@ -46,6 +51,10 @@ pub(crate) trait Lanes: Copy {
     unsafe fn round(self) -> Self;
     /// Two to the power of each lane, an integer in -126..=127.
     unsafe fn pow2(self) -> Self;
+    /// Each lane rounded to BF16 as [`crate::Element::round`] does, and widened again.
+    unsafe fn through_bf16(self) -> Self;
+    /// Stores 16 lanes rounded likewise.
+    unsafe fn store_bf16(self, to: *mut bf16);
     /// Sum of all lanes: halves folded onto each other, 8, 4, 2, 1 apart.
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
@@ -87,6 +96,18 @@ pub(crate) trait LanesElement: crate::Element {
     /// As [`Lanes`]; `from` is valid for 32 elements.
     unsafe fn load_pairs<V: Lanes>(from: *const Self) -> (V, V);
 
+    /// Lanes rounded to this type and widened again.
+    ///
+    /// # Safety
+    /// As [`Lanes`].
+    unsafe fn through_lanes<V: Lanes>(lanes: V) -> V;
+
+    /// Stores 16 lanes rounded to this type.
+    ///
+    /// # Safety
+    /// As [`Lanes`]; `to` is valid for 16 elements.
+    unsafe fn store_lanes<V: Lanes>(lanes: V, to: *mut Self);
+
     /// The same elements where they are BF16, for which there are tiles.
     fn as_bf16(_elements: &[Self]) -> Option<&[bf16]> {
         None
@@ -98,12 +119,32 @@ impl LanesElement for f32 {
     unsafe fn load_pairs<V: Lanes>(from: *const f32) -> (V, V) {
         unsafe { (V::load(from), V::load(from.add(16))) }
     }
+
+    #[inline(always)]
+    unsafe fn through_lanes<V: Lanes>(lanes: V) -> V {
+        lanes
+    }
+
+    #[inline(always)]
+    unsafe fn store_lanes<V: Lanes>(lanes: V, to: *mut f32) {
+        unsafe { lanes.store(to) }
+    }
 }
 
 impl LanesElement for bf16 {
     #[inline(always)]
     unsafe fn load_pairs<V: Lanes>(from: *const bf16) -> (V, V) {
         unsafe { V::load_pairs_bf16(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn through_lanes<V: Lanes>(lanes: V) -> V {
+        unsafe { lanes.through_bf16() }
+    }
+
+    #[inline(always)]
+    unsafe fn store_lanes<V: Lanes>(lanes: V, to: *mut bf16) {
+        unsafe { lanes.store_bf16(to) }
     }
 
     fn as_bf16(elements: &[bf16]) -> Option<&[bf16]> {

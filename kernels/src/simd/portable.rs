@@ -1,7 +1,7 @@
 //! Sixteen lanes in plain Rust.
 
 use super::Lanes;
-use crate::element::{Element, bf16};
+use crate::element::{Element, bf16, through};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Portable([f32; 16]);
@@ -50,6 +50,10 @@ impl Lanes for Portable {
         map2(self, other, |a, b| a * b)
     }
     #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        map2(self, other, |a, b| a / b)
+    }
+    #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
         map2(self, other, |a, b| if a > b { a } else { b })
     }
@@ -64,5 +68,13 @@ impl Lanes for Portable {
     #[inline(always)]
     unsafe fn pow2(self) -> Self {
         Portable(self.0.map(|n| f32::from_bits(((n as i32 + 127) as u32) << 23)))
+    }
+    #[inline(always)]
+    unsafe fn through_bf16(self) -> Self {
+        Portable(self.0.map(through::<bf16>))
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut bf16) {
+        unsafe { to.cast::<[bf16; 16]>().write_unaligned(self.0.map(bf16::round)) }
     }
 }

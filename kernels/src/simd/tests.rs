@@ -1,4 +1,5 @@
 use super::*;
+use crate::Element;
 
 /// Inputs that reach every branch: signs, halves, ends of the range, subnormal results.
 fn inputs() -> Vec<f32> {
@@ -40,7 +41,7 @@ fn exp2_is_within_a_few_ulp_of_the_exact_value() {
 fn exp2_and_sums_have_the_same_bits_on_every_instruction_set() {
     let input = inputs();
     let expected = exp2_on(Isa::Portable, &input);
-    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+    for isa in Isa::available() {
         let got = exp2_on(isa, &input);
         assert!(got.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()), "{isa}");
     }
@@ -56,12 +57,42 @@ fn bf16_pairs_come_apart_in_order() {
         }
     }
     let pairs: [bf16; 32] = std::array::from_fn(|i| bf16::from_f32(i as f32 - 7.0));
-    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+    for isa in Isa::available() {
         let mut out = [[0.0; 16]; 2];
         let (from, to) = (&pairs, &mut out);
         dispatch!(isa, split::<>(from: &[bf16; 32], to: &mut [[f32; 16]; 2]) []);
         let [first, second] = out;
         assert_eq!(first, std::array::from_fn(|lane| (2 * lane) as f32 - 7.0), "{isa}");
         assert_eq!(second, std::array::from_fn(|lane| (2 * lane + 1) as f32 - 7.0), "{isa}");
+    }
+}
+
+#[test]
+fn lanes_round_to_bf16_as_elements_do() {
+    #[inline(always)]
+    unsafe fn both<V: Lanes>(input: &[f32], stored: &mut [bf16], through: &mut [f32]) {
+        for at in (0..input.len()).step_by(16) {
+            unsafe {
+                let lanes = V::load(input.as_ptr().add(at));
+                lanes.store_bf16(stored.as_mut_ptr().add(at));
+                lanes.through_bf16().store(through.as_mut_ptr().add(at));
+            }
+        }
+    }
+    // Every sign and exponent, with significands around the ties.
+    let tails = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff, 0x1_7fff, 0x1_8000, 0x1_8001, 0x7f_ffff];
+    let mut input: Vec<f32> =
+        (0..512).flat_map(|head| tails.map(|tail| f32::from_bits(head << 23 | tail))).collect();
+    input.resize(input.len().next_multiple_of(16), 0.0);
+    for isa in Isa::available() {
+        let mut stored = vec![bf16::ONE; input.len()];
+        let mut through = vec![1.0; input.len()];
+        let (from, to, wide) = (&input[..], &mut stored[..], &mut through[..]);
+        dispatch!(isa, both::<>(from: &[f32], to: &mut [bf16], wide: &mut [f32]) []);
+        for ((x, stored), through) in input.iter().zip(stored).zip(through) {
+            let expected = bf16::round(*x);
+            assert_eq!(stored.to_bits(), expected.to_bits(), "{isa} {x:e}");
+            assert_eq!(through.to_bits(), expected.widen().to_bits(), "{isa} {x:e}");
+        }
     }
 }

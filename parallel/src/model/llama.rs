@@ -6,7 +6,7 @@ use consort_kernels::{
     buffer::{Buffer, View},
     device::Device,
     kv_append::PageShape,
-    linear::Weight,
+    linear::{self, Weight},
     rms_norm::rms_norm,
     workspace::Workspace,
 };
@@ -86,6 +86,9 @@ impl<T: KvElement> Llama<T> {
         let geometry = StepGeometry::new(&mut workspace, config, tokens)?;
         let activations = Activations::new(&mut workspace, config, share, tokens)?;
         let kept = workspace.buffer("kept hidden states", tokens * config.hidden_size)?;
+        let widest =
+            config.hidden_size.max(share.columns.len()).max(share.query_heads.len() * config.head_dim);
+        let packed_bytes = linear::reserve::<T>(device, tokens, widest)?;
         let sizes = partition.shares().iter().map(|share| share.vocabulary.len()).collect();
         let gather = LogitGather::new(&mut workspace, sizes, rank.index())?;
         Ok(Llama {
@@ -102,7 +105,7 @@ impl<T: KvElement> Llama<T> {
             gather,
             kv_layout,
             max_batch_tokens: tokens,
-            workspace_bytes: workspace.bytes(),
+            workspace_bytes: workspace.bytes() + packed_bytes,
         })
     }
 

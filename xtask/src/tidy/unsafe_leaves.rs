@@ -8,6 +8,8 @@ use super::{Findings, source::Source};
 pub(super) const LEAVES: &[&str] = &[
     // Kernels' compute: SIMD intrinsics, and views of one buffer handed to the threads of a team.
     "kernels/src/attention/cpu.rs",
+    "kernels/src/attention/lanes.rs",
+    "kernels/src/attention/tiles.rs",
     "kernels/src/buffer.rs",
     "kernels/src/embedding/cpu.rs",
     "kernels/src/linear/cpu.rs",
