@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "figures for the reader of --nocapture")]
 
+mod bits;
 mod harness;
 
 mod smollm2;

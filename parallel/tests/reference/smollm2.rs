@@ -67,7 +67,7 @@ fn reference() -> Reference {
 }
 
 /// The GGUF file that `cargo xtask model` fetched.
-fn gguf() -> Arc<Checkpoint> {
+pub(crate) fn gguf() -> Arc<Checkpoint> {
     let path =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
     assert!(path.exists(), "{} is missing: run `cargo xtask model` first", path.display());

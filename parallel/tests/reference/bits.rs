@@ -1,0 +1,227 @@
+//! A sequence's logits are the same bits however it is scheduled, in any company, on every instruction set.
+
+use std::{ops::Range, path::Path, sync::Arc};
+
+use consort_kernels::{
+    DType,
+    device::{Device, Isa},
+};
+use consort_parallel::{
+    batch::{Batch, BatchSpan},
+    checkpoint::Checkpoint,
+    collective::LocalGroup,
+    ids::{BlockId, Rank},
+    kv::KvStore,
+    model::{LoadOptions, Model, kv_layout, load},
+    partition::Partition,
+};
+
+use crate::{
+    harness::{Setup, fixtures, teacher_forced},
+    smollm2,
+};
+
+/// Others in the batch, of 1 to 12 tokens.
+const COMPANY: usize = 32;
+
+/// A small generator (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % limit as u64) as usize
+    }
+
+    fn tokens(&mut self, count: usize, vocabulary: usize) -> Vec<u32> {
+        (0..count).map(|_| self.below(vocabulary) as u32).collect()
+    }
+}
+
+fn assert_same_bits(got: &[f32], expected: &[f32], context: &str) {
+    assert_eq!(got.len(), expected.len(), "{context}");
+    let differs = got.iter().zip(expected).position(|(a, b)| a.to_bits() != b.to_bits());
+    assert_eq!(differs, None, "{context}: the first logit that differs");
+}
+
+/// One sequence under every way of computing it, against the best instruction set in one step.
+fn every_way(checkpoint: &Arc<Checkpoint>, dtype: DType, width: usize, sequence: &[u32], isas: &[Isa]) {
+    let vocabulary = checkpoint.config().vocab_size;
+    let plain = Setup::new(width, dtype, 1024);
+    let expected = teacher_forced(checkpoint, plain, &[sequence.to_vec()]).remove(0);
+    for chunk in [1, 7, 16, 64] {
+        let got = teacher_forced(checkpoint, Setup { chunk, ..plain }, &[sequence.to_vec()]).remove(0);
+        assert_same_bits(&got, &expected, &format!("{dtype} width {width} chunk {chunk}"));
+    }
+    let mut random = Random(5);
+    let mut crowd = vec![sequence.to_vec()];
+    crowd.extend(
+        (0..COMPANY).map(|_| random.below(12) + 1).map(|len| Random(len as u64).tokens(len, vocabulary)),
+    );
+    for &isa in isas {
+        for (chunk, together, sequences) in [(1024, false, &crowd[..1]), (6 * crowd.len(), true, &crowd[..])]
+        {
+            let setup = Setup { isa, chunk, together, ..plain };
+            let got = teacher_forced(checkpoint, setup, sequences).remove(0);
+            assert_same_bits(&got, &expected, &format!("{setup:?}, {} sequences", sequences.len()));
+        }
+    }
+}
+
+#[test]
+fn small_models_give_the_same_bits_in_every_chunk_company_and_instruction_set() {
+    for name in ["tiny_llama", "tiny_llama_odd"] {
+        let checkpoint = Checkpoint::open(&fixtures().join(name)).unwrap();
+        let sequence = Random(1).tokens(90, checkpoint.config().vocab_size);
+        let isas: Vec<Isa> = Isa::available().collect();
+        for dtype in [DType::F32, DType::BF16] {
+            for width in [1, 3] {
+                every_way(&checkpoint, dtype, width, &sequence, &isas);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_real_model_gives_the_same_bits_in_every_chunk_company_and_instruction_set() {
+    let checkpoint = smollm2::gguf();
+    let sequence = Random(2).tokens(70, checkpoint.config().vocab_size);
+    // Without hardware for fused multiply-adds a whole crowd would take minutes: fewer tokens, all the same paths.
+    let fast: Vec<Isa> = Isa::available().filter(|isa| *isa != Isa::Portable).collect();
+    every_way(&checkpoint, DType::BF16, 1, &sequence, &fast);
+    let few = [sequence[..18].to_vec()];
+    let setup = Setup::new(1, DType::BF16, 1024);
+    let expected = teacher_forced(&checkpoint, setup, &few).remove(0);
+    let got = teacher_forced(&checkpoint, Setup { isa: Isa::Portable, ..setup }, &few).remove(0);
+    assert_same_bits(&got, &expected, "portable");
+}
+
+/// Sequences that advance by random amounts in random company, and now and then lose their pages and start over.
+struct Schedule<'a> {
+    sequences: &'a [Vec<u32>],
+    computed: Vec<usize>,
+    tables: Vec<Vec<BlockId>>,
+    free: Vec<BlockId>,
+    random: Random,
+    preemptions: usize,
+}
+
+const BLOCK_SIZE: usize = 16;
+
+impl Schedule<'_> {
+    /// A step over some of the sequences that have tokens left, and whose tokens its rows are.
+    fn step(&mut self, budget: usize) -> (Batch, Vec<(usize, Range<usize>)>) {
+        let (mut batch, mut rows) = (Batch::default(), Vec::new());
+        let first = self.random.below(self.sequences.len());
+        for at in 0..self.sequences.len() {
+            let at = (first + at) % self.sequences.len();
+            if self.random.below(12) == 0 && self.computed[at] > 0 {
+                self.computed[at] = 0;
+                self.free.append(&mut self.tables[at]);
+                self.preemptions += 1;
+            }
+            let left = (self.sequences[at].len() - self.computed[at]).min(budget - batch.tokens.len());
+            if left == 0 || self.random.below(3) == 0 {
+                continue;
+            }
+            let most = [1, 2, 33, left][self.random.below(4)];
+            let new = self.computed[at]..self.computed[at] + self.random.below(left.min(most)) + 1;
+            while self.tables[at].len() < new.end.div_ceil(BLOCK_SIZE) {
+                let block = self.random.below(self.free.len());
+                self.tables[at].push(self.free.swap_remove(block));
+            }
+            let (row, block) = (batch.tokens.len(), batch.blocks.len());
+            batch.tokens.extend(&self.sequences[at][new.clone()]);
+            batch.positions.extend(new.start as u32..new.end as u32);
+            batch.blocks.extend(&self.tables[at]);
+            let (span, table) = (row..batch.tokens.len(), block..batch.blocks.len());
+            batch.spans.push(BatchSpan { rows: span, context_len: new.end, table });
+            self.computed[at] = new.end;
+            rows.push((at, new));
+        }
+        batch.output_rows = (0..batch.tokens.len()).collect();
+        (batch, rows)
+    }
+
+    fn is_done(&self) -> bool {
+        self.computed.iter().zip(self.sequences).all(|(computed, tokens)| *computed == tokens.len())
+    }
+}
+
+/// Runs `sequences` by a random schedule, and compares every row of logits with `expected`.
+fn scattered(
+    checkpoint: &Arc<Checkpoint>,
+    dtype: DType,
+    seed: u64,
+    sequences: &[Vec<u32>],
+    expected: &[Vec<f32>],
+) {
+    const BUDGET: usize = 100;
+    let mut random = Random(seed);
+    let isas: Vec<Isa> = Isa::available().collect();
+    let (isa, threads) = (isas[random.below(isas.len())], random.below(3) + 1);
+    let device = Device::cpu_with(threads, isa).unwrap();
+    let partition = Partition::new(checkpoint.config(), 1, None).unwrap();
+    let options = LoadOptions { dtype, max_batch_tokens: BUDGET, block_size: BLOCK_SIZE };
+    let mut comm = LocalGroup::new(1).remove(0);
+    let mut model: Box<dyn Model> =
+        load(&device, checkpoint, &partition, Rank(0), &options, &|_, _| {}).unwrap();
+    let blocks: usize = sequences.iter().map(|tokens| tokens.len().div_ceil(BLOCK_SIZE)).sum();
+    let layout = kv_layout(checkpoint.config(), partition.share(Rank(0)), dtype, BLOCK_SIZE).unwrap();
+    let mut kv = KvStore::new(&device, layout, blocks).unwrap();
+    let mut schedule = Schedule {
+        sequences,
+        computed: vec![0; sequences.len()],
+        tables: vec![Vec::new(); sequences.len()],
+        free: (0..blocks as u32).map(BlockId).collect(),
+        random,
+        preemptions: 0,
+    };
+    let vocabulary = model.vocab_size();
+    for step in 0.. {
+        if schedule.is_done() && schedule.preemptions > 2 {
+            return;
+        }
+        let (batch, spans) = schedule.step(BUDGET);
+        if batch.tokens.is_empty() {
+            continue;
+        }
+        model.forward(&batch, &mut kv, &mut comm).unwrap();
+        let mut got = Vec::new();
+        for start in (0..batch.tokens.len()).step_by(model.logit_rows_max()) {
+            let rows = start..batch.tokens.len().min(start + model.logit_rows_max());
+            got.extend_from_slice(model.logits(rows, &mut comm).unwrap());
+        }
+        let mut got = got.chunks(vocabulary);
+        for (at, positions) in spans {
+            for position in positions {
+                let row = &expected[at][position * vocabulary..][..vocabulary];
+                let context =
+                    format!("seed {seed} {isa} {threads} threads: step {step}, {at}, position {position}");
+                assert_same_bits(got.next().unwrap(), row, &context);
+            }
+        }
+    }
+}
+
+#[test]
+fn random_schedules_with_preemptions_give_the_bits_of_one_undisturbed_run() {
+    let checkpoint = Checkpoint::open(&Path::new(&fixtures()).join("tiny_llama")).unwrap();
+    let vocabulary = checkpoint.config().vocab_size;
+    for dtype in [DType::F32, DType::BF16] {
+        for seed in 0..8 {
+            let mut random = Random(1000 + seed);
+            let sequences: Vec<Vec<u32>> = (0..7)
+                .map(|_| {
+                    let len = random.below(80) + 1;
+                    random.tokens(len, vocabulary)
+                })
+                .collect();
+            let expected = teacher_forced(&checkpoint, Setup::new(1, dtype, 1024), &sequences);
+            scattered(&checkpoint, dtype, seed, &sequences, &expected);
+        }
+    }
+}
