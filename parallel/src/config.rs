@@ -1,5 +1,9 @@
 //! What a checkpoint says about its model, format-independent and checked.
 
+use std::num::NonZeroUsize;
+
+use consort_kernels::rope::Yarn;
+
 /// Architecture and sizes of a decoder model, from `config.json` or GGUF metadata.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -25,6 +29,8 @@ pub struct ModelConfig {
     pub rms_norm_eps: f32,
     /// Rotary position embedding.
     pub rope: RopeConfig,
+    /// Keys that a token sees in every layer, its own included; all before it where there is no window.
+    pub sliding_window: Option<NonZeroUsize>,
     /// Whether the head is the embedding matrix.
     pub tie_word_embeddings: bool,
     /// Tokens that end a generation, ascending, without duplicates: config's united with generation_config's.
@@ -38,6 +44,8 @@ pub struct ModelConfig {
 pub enum Architecture {
     /// `LlamaForCausalLM`.
     Llama,
+    /// `MistralForCausalLM`: Llama's layers, all of which may attend over a sliding window.
+    Mistral,
 }
 
 /// Rotary position embedding of a model.
@@ -54,6 +62,18 @@ pub struct RopeConfig {
 pub enum RopeScaling {
     /// Unchanged.
     None,
+    /// All frequencies divided by `factor`, at least 1.
+    Linear {
+        /// The divisor.
+        factor: f32,
+    },
+    /// YaRN: low frequencies divided, a ramp of pairs between, cosines and sines multiplied.
+    Yarn {
+        /// Which frequencies are divided, and by what.
+        yarn: Yarn,
+        /// Factor of cosines and sines: the checkpoint's, or the one that follows from its other values.
+        attention_factor: f32,
+    },
     /// Llama 3.1's: low frequencies divided by `factor`, a ramp between.
     Llama3 {
         /// Divisor of the low frequencies.

@@ -8,6 +8,7 @@ pub(super) fn rope_angles(
     cpu: &CpuDevice,
     positions: &[u32],
     frequencies: &[f32],
+    attention_factor: f32,
     cos: &mut [f32],
     sin: &mut [f32],
 ) {
@@ -18,7 +19,7 @@ pub(super) fn rope_angles(
         let (cos, sin) = unsafe { (cos.range_mut(range.clone()), sin.range_mut(range)) };
         for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(frequencies) {
             let (s, c) = libm::sincos(f64::from(positions[row] as f32 * frequency));
-            (*cos, *sin) = (c as f32, s as f32);
+            (*cos, *sin) = (c as f32 * attention_factor, s as f32 * attention_factor);
         }
     });
 }

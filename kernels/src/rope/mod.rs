@@ -4,6 +4,9 @@
 //! `b' = b cos + a sin`. Pairs are `(i, i + r/2)` ([`Pairs::HalfSplit`], Hugging Face) or `(2i, 2i + 1)`
 //! ([`Pairs::Interleaved`]); dimensions from `r` on pass unchanged.
 //!
+//! Frequencies may be stretched for contexts longer than the original training's: [`scale_linear`], [`scale_llama3`],
+//! [`scale_yarn`]. YaRN also multiplies cosines and sines by an attention factor, so that scores grow by its square.
+//!
 //! Angles are f32 products as in `transformers`; their cosines come from one software implementation, so that they
 //! are the same bits on every machine. They are computed once per step ([`rope_angles`]) and used by every layer.
 
@@ -63,6 +66,49 @@ pub fn frequencies(theta: f32, rotary_dim: usize) -> Vec<f32> {
         .collect()
 }
 
+/// Linear stretching, in place: as if positions were divided by `factor`.
+pub fn scale_linear(frequencies: &mut [f32], factor: f32) {
+    frequencies.iter_mut().for_each(|frequency| *frequency /= factor);
+}
+
+/// Which frequencies [`scale_yarn`] keeps and which it divides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Yarn {
+    /// Divisor of the low frequencies.
+    pub factor: f32,
+    /// Tokens of the original training's context.
+    pub original_context: usize,
+    /// Pairs that turn more often than this within the original context are kept.
+    pub beta_fast: f32,
+    /// Pairs that turn less often than this within the original context are divided.
+    pub beta_slow: f32,
+    /// Whether the ends of the ramp between are rounded outwards to whole pairs.
+    pub truncate: bool,
+}
+
+/// YaRN's stretching, in place, of the plain frequencies of `theta`: high ones stay, low ones are divided by `factor`,
+/// those of a ramp of pairs between are blended.
+pub fn scale_yarn(frequencies: &mut [f32], theta: f32, yarn: &Yarn) {
+    let rotary_dim = 2.0 * frequencies.len() as f64;
+    // The pair that turns `rotations` times within the original context.
+    let pair = |rotations: f32| {
+        let wavelength = yarn.original_context as f64 / (f64::from(rotations) * 2.0 * std::f64::consts::PI);
+        rotary_dim * wavelength.ln() / (2.0 * f64::from(theta).ln())
+    };
+    let (mut low, mut high) = (pair(yarn.beta_fast), pair(yarn.beta_slow));
+    if yarn.truncate {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    (low, high) = (low.max(0.0), high.min(rotary_dim - 1.0));
+    if low == high {
+        high += 0.001;
+    }
+    for (at, frequency) in frequencies.iter_mut().enumerate() {
+        let ramp = ((at as f64 - low) / (high - low)).clamp(0.0, 1.0) as f32;
+        *frequency = *frequency * (1.0 - ramp) + *frequency / yarn.factor * ramp;
+    }
+}
+
 /// Llama 3.1's stretching, in place: with `λ = 2π/f`, `f` stays where `λ < context/high`, becomes `f/factor` where
 /// `λ > context/low`, and is interpolated between.
 pub fn scale_llama3(frequencies: &mut [f32], factor: f32, low: f32, high: f32, original_context: usize) {
@@ -78,11 +124,12 @@ pub fn scale_llama3(frequencies: &mut [f32], factor: f32, low: f32, high: f32, o
     }
 }
 
-/// Cosines and sines `[rows, frequencies]` for each row's position.
+/// Cosines and sines `[rows, frequencies]` for each row's position, times `attention_factor`.
 pub fn rope_angles(
     device: &Device,
     positions: &[u32],
     frequencies: &[f32],
+    attention_factor: f32,
     cos: ViewMut<'_, f32>,
     sin: ViewMut<'_, f32>,
 ) -> Result<(), KernelError> {
@@ -90,7 +137,10 @@ pub fn rope_angles(
     KernelError::check_len("rope_angles", "cos", cos.len(), len)?;
     KernelError::check_len("rope_angles", "sin", sin.len(), len)?;
     match device {
-        Device::Cpu(cpu) => cpu::rope_angles(cpu, positions, frequencies, cos.host_mut(), sin.host_mut()),
+        Device::Cpu(cpu) => {
+            let (cos, sin) = (cos.host_mut(), sin.host_mut());
+            cpu::rope_angles(cpu, positions, frequencies, attention_factor, cos, sin);
+        }
     }
     Ok(())
 }

@@ -79,7 +79,8 @@ fn check_rope(config: &ModelConfig) -> Result<(), String> {
         return Err(format!("the base of the rotary embedding is {theta}; it must be positive"));
     }
     match scaling {
-        RopeScaling::None => Ok(()),
+        // The readers hold the values of these two to `rope_scaling::problem`, which knows their keys.
+        RopeScaling::None | RopeScaling::Linear { .. } | RopeScaling::Yarn { .. } => Ok(()),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
             if !positive(factor) || !positive(low_freq_factor) || !positive(high_freq_factor) {
                 return Err("the factors of llama3 rope scaling must be positive".to_owned());

@@ -1,7 +1,8 @@
 //! `config.json` and `generation_config.json` as `transformers` 4 and 5 write them.
 
-use std::path::Path;
+use std::{num::NonZeroUsize, path::Path};
 
+use consort_kernels::rope::Yarn;
 use serde_json::{Map, Value};
 
 use crate::config::{Architecture, GenerationDefaults, ModelConfig, RopeConfig, RopeScaling};
@@ -10,6 +11,7 @@ use super::{
     config_check::{self, DEFAULT_ROPE_THETA},
     error::CheckpointError,
     json::Fields,
+    rope_scaling::{self, DEFAULT_BETAS},
 };
 
 /// What `config.json` says. `has_head` is whether the checkpoint holds an `lm_head.weight`, which decides where
@@ -33,6 +35,7 @@ pub(super) fn parse(
     };
     let mut eos_token_ids = fields.tokens("eos_token_id")?;
     eos_token_ids.extend_from_slice(generation_eos);
+    let max_position_embeddings = fields.required_size("max_position_embeddings")?;
     let config = ModelConfig {
         architecture,
         hidden_size,
@@ -42,9 +45,10 @@ pub(super) fn parse(
         head_dim,
         intermediate_size: fields.required_size("intermediate_size")?,
         vocab_size: fields.required_size("vocab_size")?,
-        max_position_embeddings: fields.required_size("max_position_embeddings")?,
+        max_position_embeddings,
         rms_norm_eps: fields.required_float("rms_norm_eps")?,
-        rope: rope(path, &fields)?,
+        rope: rope(path, &fields, max_position_embeddings)?,
+        sliding_window: sliding_window(path, &fields, architecture)?,
         tie_word_embeddings: fields.boolean("tie_word_embeddings")?.unwrap_or(!has_head),
         eos_token_ids: config_check::unique_tokens(eos_token_ids),
         bos_token_id: fields.token("bos_token_id")?,
@@ -102,11 +106,12 @@ fn architecture(path: &Path, fields: &Fields<'_>) -> Result<Architecture, Checkp
     let model_type = fields.string("model_type")?;
     match (class, model_type) {
         (Some("LlamaForCausalLM"), _) | (None, Some("llama")) => Ok(Architecture::Llama),
+        (Some("MistralForCausalLM"), _) | (None, Some("mistral")) => Ok(Architecture::Mistral),
         (None, None) => Err(fields.bad("architectures", "is missing, and so is `model_type`")),
         (class, model_type) => Err(CheckpointError::Unsupported {
             path: path.to_owned(),
             needed: format!("the architecture `{}`", class.or(model_type).unwrap_or_default()),
-            supported: "LlamaForCausalLM".to_owned(),
+            supported: "LlamaForCausalLM and MistralForCausalLM".to_owned(),
         }),
     }
 }
@@ -136,8 +141,35 @@ fn refuse_variants(path: &Path, fields: &Fields<'_>) -> Result<(), CheckpointErr
     Ok(())
 }
 
+/// Mistral's window over all layers. Other models of the family may carry the key and do not heed it.
+fn sliding_window(
+    path: &Path,
+    fields: &Fields<'_>,
+    architecture: Architecture,
+) -> Result<Option<NonZeroUsize>, CheckpointError> {
+    const KEY: &str = "sliding_window";
+    if architecture != Architecture::Mistral {
+        return Ok(None);
+    }
+    let Some(window) = fields.size(KEY)? else { return Ok(None) };
+    let Some(window) = NonZeroUsize::new(window) else {
+        return Err(fields.bad(KEY, "is 0; it must be positive, or null for full attention"));
+    };
+    // Relatives that alternate between kinds of layers say so here.
+    if let Some(kinds) = fields.get("layer_types").and_then(Value::as_array)
+        && kinds.iter().any(|kind| kind.as_str() != Some("sliding_attention"))
+    {
+        return Err(CheckpointError::Unsupported {
+            path: path.to_owned(),
+            needed: "`layer_types` that differ from layer to layer".to_owned(),
+            supported: "one window over all layers".to_owned(),
+        });
+    }
+    Ok(Some(window))
+}
+
 /// Rotary embedding: `rope_parameters` (5), or `rope_theta` beside `rope_scaling` (4).
-fn rope(path: &Path, fields: &Fields<'_>) -> Result<RopeConfig, CheckpointError> {
+fn rope(path: &Path, fields: &Fields<'_>, context: usize) -> Result<RopeConfig, CheckpointError> {
     let parameters = match fields.child("rope_parameters")? {
         Some(parameters) => Some(parameters),
         None => fields.child("rope_scaling")?,
@@ -150,7 +182,12 @@ fn rope(path: &Path, fields: &Fields<'_>) -> Result<RopeConfig, CheckpointError>
     let mut theta = fields.float("rope_theta")?;
     let mut scaling = RopeScaling::None;
     let mut partial = fields.float("partial_rotary_factor")?;
-    if let Some(parameters) = parameters {
+    if let Some(parameters) = &parameters {
+        for kind in ["full_attention", "sliding_attention"] {
+            if parameters.get(kind).is_some() {
+                return Err(parameters.bad(kind, "is not supported: one rotary embedding serves all layers"));
+            }
+        }
         theta = parameters.float("rope_theta")?.or(theta);
         partial = parameters.float("partial_rotary_factor")?.or(partial);
         let kind = match parameters.string("rope_type")? {
@@ -159,17 +196,66 @@ fn rope(path: &Path, fields: &Fields<'_>) -> Result<RopeConfig, CheckpointError>
         };
         scaling = match kind {
             "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: parameters.required_float("factor")? },
+            "yarn" => yarn(fields, parameters, context)?,
             "llama3" => RopeScaling::Llama3 {
                 factor: parameters.required_float("factor")?,
                 low_freq_factor: parameters.required_float("low_freq_factor")?,
                 high_freq_factor: parameters.required_float("high_freq_factor")?,
                 original_context: parameters.required_size("original_max_position_embeddings")?,
             },
-            other => return Err(unsupported(format!("rope scaling `{other}`"), "default and llama3")),
+            other => {
+                let supported = "default, linear, llama3 and yarn";
+                return Err(unsupported(format!("rope scaling `{other}`"), supported));
+            }
         };
     }
     if let Some(partial) = partial.filter(|partial| *partial != 1.0) {
         return Err(unsupported(format!("`partial_rotary_factor` {partial}"), "1.0"));
     }
-    Ok(RopeConfig { theta: theta.unwrap_or(DEFAULT_ROPE_THETA), scaling })
+    let rope = RopeConfig { theta: theta.unwrap_or(DEFAULT_ROPE_THETA), scaling };
+    match (rope_scaling::problem(&rope), &parameters) {
+        (Some((value, problem)), Some(parameters)) => Err(parameters.bad(key_of(value, parameters), problem)),
+        _ => Ok(rope),
+    }
+}
+
+/// YaRN with the defaults of `transformers`; `context` is the whole model's, in tokens.
+fn yarn(
+    fields: &Fields<'_>,
+    parameters: &Fields<'_>,
+    context: usize,
+) -> Result<RopeScaling, CheckpointError> {
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    // A value beside the parameters outranks theirs; some models write it there.
+    let original_context = match fields.size(ORIGINAL)? {
+        Some(original_context) => original_context,
+        None => parameters.size(ORIGINAL)?.unwrap_or(context),
+    };
+    let factor = parameters.required_float("factor")?;
+    let weight = |key| Ok(parameters.float(key)?.unwrap_or(0.0));
+    let attention_factor = match parameters.float("attention_factor")? {
+        Some(attention_factor) => attention_factor,
+        None => rope_scaling::attention_factor(factor, [weight("mscale")?, weight("mscale_all_dim")?]),
+    };
+    let yarn = Yarn {
+        factor,
+        original_context,
+        beta_fast: parameters.float("beta_fast")?.unwrap_or(DEFAULT_BETAS.0),
+        beta_slow: parameters.float("beta_slow")?.unwrap_or(DEFAULT_BETAS.1),
+        truncate: parameters.boolean("truncate")?.unwrap_or(true),
+    };
+    Ok(RopeScaling::Yarn { yarn, attention_factor })
+}
+
+fn key_of(value: rope_scaling::Value, parameters: &Fields<'_>) -> &'static str {
+    match value {
+        rope_scaling::Value::Theta => "rope_theta",
+        rope_scaling::Value::Factor => "factor",
+        rope_scaling::Value::OriginalContext => "original_max_position_embeddings",
+        rope_scaling::Value::BetaFast => "beta_fast",
+        rope_scaling::Value::BetaSlow => "beta_slow",
+        rope_scaling::Value::AttentionFactor if parameters.get("attention_factor").is_none() => "mscale",
+        rope_scaling::Value::AttentionFactor => "attention_factor",
+    }
 }

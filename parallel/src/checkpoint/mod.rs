@@ -17,6 +17,7 @@ mod hf_config;
 mod json;
 mod mapped;
 mod required;
+mod rope_scaling;
 mod tensor;
 #[cfg(test)]
 mod tests;

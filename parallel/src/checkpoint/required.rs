@@ -9,7 +9,7 @@ use super::{Checkpoint, CheckpointError};
 pub(super) fn check(checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
     let config = checkpoint.config();
     match config.architecture {
-        Architecture::Llama => check_llama(checkpoint, config),
+        Architecture::Llama | Architecture::Mistral => check_llama(checkpoint, config),
     }
 }
 

@@ -413,7 +413,6 @@ fn impossible_configurations_are_refused_with_the_key_or_sizes() {
         ("max_position_embeddings", json!(u64::MAX), "exceeds the limit"),
         ("rms_norm_eps", json!(0), "epsilon of RMSNorm"),
         ("rope_theta", json!(-1), "base of the rotary embedding"),
-        ("rope_scaling", json!({"type": "yarn", "factor": 4}), "rope scaling `yarn`"),
         ("rope_scaling", json!({"rope_type": "llama3"}), "`rope_scaling.factor` is missing"),
         ("partial_rotary_factor", json!(0.5), "`partial_rotary_factor` 0.5"),
         ("eos_token_id", json!([1, 5]), "end-of-sequence token 5 lies outside the vocabulary of 5"),

@@ -9,7 +9,7 @@ use consort_kernels::{
     embedding::embedding,
     kv_append::kv_append,
     linear::{Weight, linear},
-    rope::{Heads, Pairs, frequencies, rope, rope_angles, scale_llama3},
+    rope::{Heads, Pairs, frequencies, rope, rope_angles, scale_linear, scale_llama3, scale_yarn},
     swiglu::swiglu,
     workspace::Workspace,
 };
@@ -74,6 +74,7 @@ fn reduce(partial: &mut Buffer<f32>, len: usize, comm: &mut dyn Collective) -> R
 /// What a step's attention layers share: computed once, read by each.
 pub(super) struct StepGeometry {
     frequencies: Vec<f32>,
+    attention_factor: f32,
     cos: Buffer<f32>,
     sin: Buffer<f32>,
     slots: Vec<u32>,
@@ -87,9 +88,15 @@ impl StepGeometry {
         config: &ModelConfig,
         tokens: usize,
     ) -> Result<Self, LoadError> {
-        let mut frequencies = frequencies(config.rope.theta, config.head_dim);
+        let theta = config.rope.theta;
+        let (mut frequencies, mut attention_factor) = (frequencies(theta, config.head_dim), 1.0);
         match &config.rope.scaling {
             RopeScaling::None => {}
+            RopeScaling::Linear { factor } => scale_linear(&mut frequencies, *factor),
+            RopeScaling::Yarn { yarn, attention_factor: factor } => {
+                scale_yarn(&mut frequencies, theta, yarn);
+                attention_factor = *factor;
+            }
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
                 scale_llama3(
                     &mut frequencies,
@@ -105,7 +112,8 @@ impl StepGeometry {
         }
         let angles = tokens * frequencies.len();
         let (cos, sin) = (workspace.buffer("rope cosines", angles)?, workspace.buffer("rope sines", angles)?);
-        Ok(StepGeometry { frequencies, cos, sin, slots: Vec::new(), tables: Vec::new(), spans: Vec::new() })
+        let (slots, tables, spans) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(StepGeometry { frequencies, attention_factor, cos, sin, slots, tables, spans })
     }
 
     /// Angles and cache slots of every row of `batch`.
@@ -117,7 +125,7 @@ impl StepGeometry {
     ) -> Result<(), ModelError> {
         let angles = batch.tokens.len() * self.frequencies.len();
         let (cos, sin) = (self.cos.view_mut(0..angles), self.sin.view_mut(0..angles));
-        rope_angles(device, &batch.positions, &self.frequencies, cos, sin)?;
+        rope_angles(device, &batch.positions, &self.frequencies, self.attention_factor, cos, sin)?;
         self.tables.clear();
         self.tables.extend(batch.blocks.iter().map(|block| block.0));
         self.spans.clear();
@@ -220,7 +228,7 @@ impl<T: KvElement> ParallelAttention<T> {
                 pages,
                 kv_of_query: share.kv_of_query.clone(),
                 scale: 1.0 / (dim as f32).sqrt(),
-                window: None,
+                window: config.sliding_window,
             },
         })
     }

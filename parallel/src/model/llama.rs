@@ -1,4 +1,5 @@
-//! Llama: RMSNorm, grouped-query attention with rotary embedding, gated SiLU MLP, perhaps a tied head.
+//! Llama and Mistral: RMSNorm, grouped-query attention with rotary embedding and perhaps a window, gated SiLU MLP,
+//! perhaps a tied head.
 
 use std::ops::Range;
 

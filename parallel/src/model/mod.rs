@@ -77,10 +77,10 @@ pub fn load(
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Box<dyn Model>, LoadError> {
     match (checkpoint.config().architecture, options.dtype) {
-        (Architecture::Llama, DType::F32) => {
+        (Architecture::Llama | Architecture::Mistral, DType::F32) => {
             Ok(Box::new(llama::Llama::<f32>::load(device, checkpoint, partition, rank, options, progress)?))
         }
-        (Architecture::Llama, DType::BF16) => {
+        (Architecture::Llama | Architecture::Mistral, DType::BF16) => {
             Ok(Box::new(llama::Llama::<bf16>::load(device, checkpoint, partition, rank, options, progress)?))
         }
     }

@@ -1,7 +1,12 @@
-//! Two random checkpoints of every shape that is awkward: untied and tied, llama3 scaling, odd widths.
+//! Random checkpoints of every shape that is awkward: untied and tied, each rotary scaling, a window, odd widths.
+
+use std::num::NonZeroUsize;
 
 use consort_kernels::{DType, device::Isa};
-use consort_parallel::checkpoint::Checkpoint;
+use consort_parallel::{
+    checkpoint::Checkpoint,
+    config::{Architecture, RopeScaling},
+};
 use serde_json::Value;
 
 use crate::harness::{Differences, Setup, fixtures, floats, teacher_forced, teacher_forced_weighted};
@@ -59,11 +64,41 @@ fn odd_heads_and_a_prime_vocabulary_equal_transformers_at_widths_1_to_9() {
 }
 
 #[test]
+fn mistral_with_a_window_of_7_equals_transformers_at_widths_1_to_9() {
+    let config = Checkpoint::open(&fixtures().join("tiny_mistral")).unwrap().config().clone();
+    assert_eq!(config.architecture, Architecture::Mistral);
+    assert_eq!(config.sliding_window.map(NonZeroUsize::get), Some(7));
+    assert_ne!(config.num_heads * config.head_dim, config.hidden_size);
+    compare("tiny_mistral", 1..=9);
+}
+
+#[test]
+fn yarn_past_its_original_context_equals_transformers_at_widths_1_to_8() {
+    let config = Checkpoint::open(&fixtures().join("tiny_yarn")).unwrap().config().clone();
+    let RopeScaling::Yarn { yarn, .. } = config.rope.scaling else { panic!("{:?}", config.rope) };
+    assert!(reference("tiny_yarn").0.iter().any(|prompt| prompt.len() > 2 * yarn.original_context));
+    compare("tiny_yarn", 1..=8);
+}
+
+#[test]
+fn linear_scaling_equals_transformers_at_widths_1_to_8() {
+    compare("tiny_linear", 1..=8);
+}
+
+#[test]
+fn the_odd_fixture_has_the_shape_that_divides_badly() {
+    let config = Checkpoint::open(&fixtures().join("tiny_llama_odd")).unwrap().config().clone();
+    assert_eq!((config.num_heads, config.num_kv_heads, config.num_layers), (10, 5, 3));
+    assert_eq!((config.vocab_size, config.intermediate_size), (263, 136));
+}
+
+#[test]
 fn logits_are_the_same_bits_in_any_company_chunk_team_and_instruction_set() {
-    for name in ["tiny_llama", "tiny_llama_odd"] {
+    for name in ["tiny_llama", "tiny_llama_odd", "tiny_mistral", "tiny_yarn", "tiny_linear"] {
         let checkpoint = Checkpoint::open(&fixtures().join(name)).unwrap();
+        let vocabulary = checkpoint.config().vocab_size as u32;
         let (mut sequences, _) = reference(name);
-        sequences.push((0..70).map(|i| i * 31 % 263).collect());
+        sequences.push((0..70).map(|i| i * 31 % vocabulary).collect());
         sequences.push(vec![7]);
         for dtype in [DType::F32, DType::BF16] {
             for width in [1, 3] {
@@ -72,12 +107,13 @@ fn logits_are_the_same_bits_in_any_company_chunk_team_and_instruction_set() {
                 let mut others = vec![
                     Setup { chunk: 1, ..plain },
                     Setup { chunk: 7, ..plain },
+                    Setup { chunk: 16, ..plain },
+                    Setup { chunk: 64, ..plain },
                     Setup { chunk: 8, together: true, ..plain },
                     Setup { together: true, ..plain },
                     Setup { threads: 3, chunk: 33, ..plain },
                 ];
-                let isas = Isa::ALL.into_iter().filter(|isa| isa.is_available());
-                others.extend(isas.map(|isa| Setup { isa, chunk: 20, together: true, ..plain }));
+                others.extend(Isa::available().map(|isa| Setup { isa, chunk: 20, together: true, ..plain }));
                 for setup in others {
                     let got = teacher_forced(&checkpoint, setup, &sequences);
                     for (got, expected) in got.iter().zip(&expected) {

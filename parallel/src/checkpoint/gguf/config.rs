@@ -1,11 +1,14 @@
 //! The configuration that a GGUF file's metadata gives.
 
-use std::path::Path;
+use std::{num::NonZeroUsize, path::Path};
+
+use consort_kernels::rope::Yarn;
 
 use crate::{
     checkpoint::{
         config_check::{self, DEFAULT_ROPE_THETA},
         error::CheckpointError,
+        rope_scaling::{self, DEFAULT_BETAS},
     },
     config::{Architecture, GenerationDefaults, ModelConfig, RopeConfig, RopeScaling},
 };
@@ -13,6 +16,13 @@ use crate::{
 use super::{Gguf, Shapes};
 
 const ARCHITECTURE: &str = "llama";
+
+const TYPE: &str = "llama.rope.scaling.type";
+const FACTOR: &str = "llama.rope.scaling.factor";
+const ORIGINAL_CONTEXT: &str = "llama.rope.scaling.original_context_length";
+const ATTENTION_FACTOR: &str = "llama.rope.scaling.attn_factor";
+const BETA_FAST: &str = "llama.rope.scaling.yarn_beta_fast";
+const BETA_SLOW: &str = "llama.rope.scaling.yarn_beta_slow";
 
 /// Builds the configuration. `factors` are the contents of `rope_freqs.weight`.
 pub(super) fn parse(
@@ -40,8 +50,11 @@ pub(super) fn parse(
             .map_err(|problem| CheckpointError::Inconsistent { path: path.to_owned(), problem })?,
     };
     refuse_variants(&keys, head_dim)?;
+    let sliding_window = sliding_window(&keys)?;
+    let max_position_embeddings = keys.required_size("llama.context_length")?;
     let config = ModelConfig {
-        architecture: Architecture::Llama,
+        // One name serves both families here, and the window is what tells them apart.
+        architecture: if sliding_window.is_some() { Architecture::Mistral } else { Architecture::Llama },
         hidden_size,
         num_layers: keys.required_size("llama.block_count")?,
         num_heads,
@@ -49,11 +62,12 @@ pub(super) fn parse(
         head_dim,
         intermediate_size: keys.required_size("llama.feed_forward_length")?,
         vocab_size: vocab_size(&keys, shapes)?,
-        max_position_embeddings: keys.required_size("llama.context_length")?,
+        max_position_embeddings,
         rms_norm_eps: keys
             .float("llama.attention.layer_norm_rms_epsilon")?
             .ok_or_else(|| keys.bad("llama.attention.layer_norm_rms_epsilon", "is missing"))?,
-        rope: rope(&keys, factors)?,
+        rope: rope(&keys, factors, max_position_embeddings)?,
+        sliding_window,
         tie_word_embeddings: !shapes.has_head,
         eos_token_ids: eos_token_ids(&keys)?,
         bos_token_id: bos_token_id(&keys)?,
@@ -127,9 +141,6 @@ fn refuse_variants(keys: &Keys<'_>, head_dim: usize) -> Result<(), CheckpointErr
             return Err(keys.unsupported(needed, "the same width for both"));
         }
     }
-    if keys.size("llama.attention.sliding_window")?.is_some_and(|window| window > 0) {
-        return Err(keys.unsupported("attention over a sliding window", "full attention"));
-    }
     let scales = ["attention.scale", "logit_scale", "residual_scale", "embedding_scale"];
     for key in scales.map(|scale| format!("llama.{scale}")) {
         // 0 is how converters write "unset".
@@ -140,32 +151,94 @@ fn refuse_variants(keys: &Keys<'_>, head_dim: usize) -> Result<(), CheckpointErr
     Ok(())
 }
 
-fn rope(keys: &Keys<'_>, factors: Option<Vec<f32>>) -> Result<RopeConfig, CheckpointError> {
-    const SUPPORTED: &str = "unscaled frequencies and `rope_freqs.weight`";
+/// A window over all layers; 0 is how converters write "none".
+fn sliding_window(keys: &Keys<'_>) -> Result<Option<NonZeroUsize>, CheckpointError> {
+    let window = keys.size("llama.attention.sliding_window")?.and_then(NonZeroUsize::new);
+    if window.is_some() && keys.gguf.contains("llama.attention.sliding_window_pattern") {
+        let needed = "`llama.attention.sliding_window_pattern`";
+        return Err(keys.unsupported(needed, "one window over all layers"));
+    }
+    Ok(window)
+}
+
+/// Rotary embedding; `context` is the whole model's, in tokens.
+fn rope(keys: &Keys<'_>, factors: Option<Vec<f32>>, context: usize) -> Result<RopeConfig, CheckpointError> {
     let theta = keys.float("llama.rope.freq_base")?.unwrap_or(DEFAULT_ROPE_THETA);
-    let kind = keys.string("llama.rope.scaling.type")?;
-    let factor = match keys.float("llama.rope.scaling.factor")? {
+    let kind = keys.string(TYPE)?;
+    let factor = match keys.float(FACTOR)? {
         Some(factor) => Some(factor),
         // The spelling of files from 2023.
         None => keys.float("llama.rope.scale_linear")?,
     };
-    let is_stretched = factor.is_some_and(|factor| factor != 0.0 && factor != 1.0);
-    match kind {
-        Some("none") => {}
-        // A factor without a type means linear, by the format's definition.
-        None | Some("linear") if !is_stretched => {}
-        kind => {
-            let kind = kind.unwrap_or("linear");
-            let factor = factor.map(|factor| format!(" with factor {factor}")).unwrap_or_default();
-            return Err(keys.unsupported(format!("rope scaling `{kind}`{factor}"), SUPPORTED));
+    let scaling = match (kind, factor) {
+        (Some("none"), _) | (None | Some("linear"), None) => RopeScaling::None,
+        // A factor without a type means linear, by the format's definition; 0 is how converters write "unset".
+        (None, Some(0.0)) | (None | Some("linear"), Some(1.0)) => RopeScaling::None,
+        (None | Some("linear"), Some(factor)) => RopeScaling::Linear { factor },
+        (Some("yarn"), Some(factor)) => yarn(keys, factor, context)?,
+        (Some("yarn"), None) => return Err(keys.bad(FACTOR, "is missing")),
+        (Some(other), _) => {
+            let supported = "none, linear, yarn and `rope_freqs.weight`";
+            return Err(keys.unsupported(format!("rope scaling `{other}`"), supported));
+        }
+    };
+    if !matches!(scaling, RopeScaling::Yarn { .. }) {
+        let attention_factor = keys.float(ATTENTION_FACTOR)?;
+        if let Some(factor) = attention_factor.filter(|factor| *factor != 0.0 && *factor != 1.0) {
+            return Err(keys.unsupported(format!("`{ATTENTION_FACTOR}` {factor}"), "it beside yarn scaling"));
         }
     }
-    let attn_factor = keys.float("llama.rope.scaling.attn_factor")?;
-    if let Some(factor) = attn_factor.filter(|factor| *factor != 0.0 && *factor != 1.0) {
-        return Err(keys.unsupported(format!("`llama.rope.scaling.attn_factor` {factor}"), SUPPORTED));
+    let rope = RopeConfig { theta, scaling };
+    if let Some((value, problem)) = rope_scaling::problem(&rope) {
+        return Err(keys.bad(key_of(value), problem));
     }
-    let scaling = factors.map_or(RopeScaling::None, RopeScaling::Factors);
-    Ok(RopeConfig { theta, scaling })
+    match (factors, &rope.scaling) {
+        (None, _) => Ok(rope),
+        (Some(factors), RopeScaling::None) => {
+            Ok(RopeConfig { theta, scaling: RopeScaling::Factors(factors) })
+        }
+        _ => Err(keys.unsupported("both rope scaling and `rope_freqs.weight`", "one of them")),
+    }
+}
+
+/// YaRN as llama.cpp computes it: the recommended attention factor, or that of `yarn_log_multiplier`, times
+/// `attn_factor`.
+fn yarn(keys: &Keys<'_>, factor: f32, context: usize) -> Result<RopeScaling, CheckpointError> {
+    const EXTRAPOLATION: &str = "llama.rope.scaling.yarn_ext_factor";
+    const YARN_ATTENTION_FACTOR: &str = "llama.rope.scaling.yarn_attn_factor";
+    // Negative means unset.
+    if let Some(part) = keys.float(EXTRAPOLATION)?.filter(|part| *part >= 0.0 && *part != 1.0) {
+        return Err(keys.unsupported(format!("`{EXTRAPOLATION}` {part}"), "1"));
+    }
+    let weights = [1.0, keys.float("llama.rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0)];
+    let recommended = rope_scaling::attention_factor(factor, weights);
+    // Converters write the model's own factor here, and llama.cpp puts the recommended one in its place. Where they
+    // differ, nobody can tell which of the two the file's maker tried.
+    let written = keys.float(YARN_ATTENTION_FACTOR)?;
+    if let Some(written) = written.filter(|written| (written - recommended).abs() > 1e-3) {
+        let needed = format!("`{YARN_ATTENTION_FACTOR}` {written}");
+        return Err(keys.unsupported(needed, &format!("{recommended}, which follows from the factor")));
+    }
+    let yarn = Yarn {
+        factor,
+        original_context: keys.size(ORIGINAL_CONTEXT)?.unwrap_or(context),
+        beta_fast: keys.float(BETA_FAST)?.unwrap_or(DEFAULT_BETAS.0),
+        beta_slow: keys.float(BETA_SLOW)?.unwrap_or(DEFAULT_BETAS.1),
+        truncate: true,
+    };
+    let attention_factor = recommended * keys.float(ATTENTION_FACTOR)?.unwrap_or(1.0);
+    Ok(RopeScaling::Yarn { yarn, attention_factor })
+}
+
+fn key_of(value: rope_scaling::Value) -> &'static str {
+    match value {
+        rope_scaling::Value::Theta => "llama.rope.freq_base",
+        rope_scaling::Value::Factor => FACTOR,
+        rope_scaling::Value::OriginalContext => ORIGINAL_CONTEXT,
+        rope_scaling::Value::BetaFast => BETA_FAST,
+        rope_scaling::Value::BetaSlow => BETA_SLOW,
+        rope_scaling::Value::AttentionFactor => ATTENTION_FACTOR,
+    }
 }
 
 /// Metadata looked up with errors that name the key: unlike the public getters, a value of the wrong type (such

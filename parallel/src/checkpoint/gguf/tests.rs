@@ -161,7 +161,6 @@ fn models_that_would_be_computed_wrongly_are_refused() {
     refused("a mixture of experts", |b| b.u32("llama.expert_count", 8));
     refused("`llama.rope.dimension_count` 1", |b| b.u32("llama.rope.dimension_count", 1));
     refused("`llama.attention.value_length` 4", |b| b.u32("llama.attention.value_length", 4));
-    refused("a sliding window", |b| b.u32("llama.attention.sliding_window", 4096));
     refused("`llama.logit_scale` 8", |b| b.f32("llama.logit_scale", 8.0));
     refused("llama-gguf-split", |b| b.set("split.count", 2, vec![3, 0]));
     refused("the bias `model.layers.0.self_attn.q_proj.bias`", |b| b.tensor("blk.0.attn_q.bias", &[4], 0));
@@ -171,9 +170,6 @@ fn models_that_would_be_computed_wrongly_are_refused() {
 fn rope_scaling_is_read_from_factors_or_refused() {
     const TYPE: &str = "llama.rope.scaling.type";
     const FACTOR: &str = "llama.rope.scaling.factor";
-    refused("rope scaling `yarn`", |b| b.string(TYPE, "yarn"));
-    refused("rope scaling `linear` with factor 4", |b| b.f32(FACTOR, 4.0));
-    refused("rope scaling `linear` with factor 2", |b| b.f32("llama.rope.scale_linear", 2.0));
     refused("attn_factor` 1.5", |b| b.f32("llama.rope.scaling.attn_factor", 1.5));
     // Zeros, as the builder writes them, cannot divide; and heads of width 2 have one pair.
     refused("a rotary factor is 0", |b| b.tensor("rope_freqs.weight", &[1], 0));
