@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -75,6 +77,17 @@ fn impossible_divisions_say_why() {
 
 proptest! {
     #[test]
+    fn fewer_columns_or_rows_than_ranks_leave_some_ranks_without(
+        columns in 1usize..12, vocabulary in 1usize..12, ranks in 1usize..12,
+    ) {
+        let model = model(12, 4, columns, vocabulary);
+        let partition = Partition::new(&model, ranks, None).unwrap();
+        for (lens, total) in [(lens(&partition, |s| &s.columns), columns), (lens(&partition, |s| &s.vocabulary), vocabulary)] {
+            prop_assert_eq!(lens.iter().filter(|len| **len > 0).count(), total.min(ranks), "{:?}", lens);
+        }
+    }
+
+    #[test]
     fn every_shape_is_covered_by_every_width(
         kv in 1usize..12, group in 1usize..9, columns in 1usize..5000, vocabulary in 1usize..5000, ranks in 1usize..12,
         weights in proptest::collection::vec(0.01f32..10.0, 12),
@@ -82,7 +95,21 @@ proptest! {
         let model = model(kv * group, kv, columns, vocabulary);
         for weights in [None, Some(&weights[..ranks])] {
             match Partition::new(&model, ranks, weights) {
-                Ok(partition) => partition.check_invariants(&model),
+                Ok(partition) => {
+                    partition.check_invariants(&model);
+                    for share in partition.shares() {
+                        // What a rank copies of the KV heads is what its queries read, and no more.
+                        let read: BTreeSet<usize> = share.kv_of_query.iter().copied().collect();
+                        prop_assert!(read.into_iter().eq(0..share.kv_heads.len()), "{share:?}");
+                        prop_assert!(share.kv_heads.end <= kv);
+                    }
+                    if weights.is_none() {
+                        let unit = if ranks <= kv { group } else { 1 };
+                        let heads = lens(&partition, |share| &share.query_heads);
+                        let (least, most) = (heads.iter().min().unwrap(), heads.iter().max().unwrap());
+                        prop_assert!(most - least <= unit, "{heads:?} is uneven");
+                    }
+                }
                 Err(error) => {
                     let too_many = matches!(error, PartitionError::TooManyRanks { .. });
                     prop_assert!(too_many && ranks > kv * group);

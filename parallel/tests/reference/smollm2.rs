@@ -1,4 +1,4 @@
-//! SmolLM2-135M-Instruct over 1, 2 and 3 ranks against `transformers` in float32.
+//! SmolLM2-135M-Instruct over 1 to 9 ranks against `transformers` in float32.
 
 use std::{
     path::{Path, PathBuf},
@@ -6,7 +6,7 @@ use std::{
 };
 
 use consort_kernels::{DType, Element, element::bf16};
-use consort_parallel::checkpoint::Checkpoint;
+use consort_parallel::{checkpoint::Checkpoint, partition::Partition};
 use safetensors::{Dtype as SafeDtype, tensor::TensorView};
 use serde_json::{Value, json};
 
@@ -113,79 +113,129 @@ fn bf16_folder() -> Arc<Checkpoint> {
     Checkpoint::open(&folder).unwrap()
 }
 
-/// Compares every kept logit; a top-1 token may differ only where the reference's own margin is at most `margin`.
+/// What [`compare`] found of a width.
+struct Compared {
+    /// Against the reference.
+    differences: Differences,
+    /// Positions of the reference's answers whose largest logit is the reference's token.
+    greedy_equal: usize,
+    /// Tokens of the reference's answers.
+    greedy: usize,
+    /// `[tokens, vocabulary]` of each prompt with its answer.
+    logits: Vec<Vec<f32>>,
+}
+
+/// Compares every kept logit of some prompts; a top-1 token may differ only where the reference's own margin is at most
+/// `margin`.
 fn compare(
     reference: &Reference,
+    prompts: &[&Prompt],
     checkpoint: &Arc<Checkpoint>,
     width: usize,
     dtype: DType,
     margin: f32,
-) -> Differences {
-    let forced: Vec<Vec<u32>> =
-        reference.prompts.iter().map(|p| [&p.tokens[..], &p.greedy[..]].concat()).collect();
-    let got = teacher_forced(checkpoint, Setup::new(width, dtype, 256), &forced);
+) -> Compared {
+    let forced: Vec<Vec<u32>> = prompts.iter().map(|p| [&p.tokens[..], &p.greedy[..]].concat()).collect();
+    let logits = teacher_forced(checkpoint, Setup::new(width, dtype, 256), &forced);
     let mut differences = Differences::default();
-    let vocabulary = reference.vocabulary;
-    for (prompt, logits) in reference.prompts.iter().zip(&got) {
-        let row = |at: usize| &logits[at * vocabulary..(at + 1) * vocabulary];
+    let (mut greedy_equal, mut greedy) = (0, 0);
+    for (prompt, logits) in prompts.iter().zip(&logits) {
+        let row = |at: usize| &logits[at * reference.vocabulary..(at + 1) * reference.vocabulary];
         for at in 0..prompt.tokens.len() {
-            for (id, expected) in
-                reference.probe_ids.iter().zip(&prompt.probes[at * reference.probe_ids.len()..])
-            {
+            let probes = &prompt.probes[at * reference.probe_ids.len()..];
+            let kept = reference.probe_ids.iter().zip(probes);
+            for (id, expected) in kept.chain(prompt.top_ids[at].iter().zip(&prompt.tops[at * 8..])) {
                 differences.add(row(at)[*id as usize], *expected);
             }
-            for (id, expected) in prompt.top_ids[at].iter().zip(&prompt.tops[at * 8..]) {
-                differences.add(row(at)[*id as usize], *expected);
-            }
-            if prompt.margins[at] > margin {
-                assert_eq!(
-                    top(row(at)),
-                    prompt.top_ids[at][0],
-                    "{} position {at} width {width}",
-                    prompt.name
-                );
-            }
+            let (got, expected) = (top(row(at)), prompt.top_ids[at][0]);
+            let clear = prompt.margins[at] > margin;
+            assert!(!clear || got == expected, "{} position {at} {dtype} width {width}", prompt.name);
         }
         let last = prompt.tokens.len() - 1;
         for (logit, expected) in row(last).iter().step_by(reference.stride).zip(&prompt.last_row) {
             differences.add(*logit, *expected);
         }
         for (step, (token, step_margin)) in prompt.greedy.iter().zip(&prompt.greedy_margins).enumerate() {
-            if *step_margin > margin {
-                assert_eq!(
-                    top(row(last + step)),
-                    *token,
-                    "{} answer token {step} width {width}",
-                    prompt.name
-                );
-            }
+            let equal = top(row(last + step)) == *token;
+            assert!(
+                equal || *step_margin <= margin,
+                "{} answer token {step} {dtype} width {width}",
+                prompt.name
+            );
+            greedy_equal += usize::from(equal);
+            greedy += 1;
         }
     }
     println!(
-        "SmolLM2 {dtype} width {width}: {} logits, largest difference {:.2e}, RMS {:.2e}",
+        "SmolLM2 {dtype} width {width}: {} logits, largest difference {:.2e}, RMS {:.2e}, {greedy_equal} of {greedy} \
+         greedy tokens equal",
         differences.count(),
         differences.largest,
         differences.rms()
     );
-    differences
+    Compared { differences, greedy_equal, greedy, logits }
 }
 
+/// Up to one rank for each of the 3 KV heads, and on to one for each of the 9 query heads.
+const WIDTHS: [usize; 8] = [1, 2, 3, 4, 5, 6, 7, 9];
+/// Prompts that every width computes in float32; the first widths compute all eight.
+const CHOSEN: [&str; 2] = ["chat", "french"];
+
 #[test]
-fn float32_logits_are_within_1e_3_of_transformers_at_widths_1_2_and_3() {
+fn float32_logits_at_every_width_are_within_1e_3_of_transformers_and_of_width_1() {
     let reference = reference();
     assert_eq!(reference.prompts.len(), 8);
     let checkpoint = bf16_folder();
-    for width in 1..=3 {
-        let differences = compare(&reference, &checkpoint, width, DType::F32, 0.01);
-        assert!(differences.largest < 1e-3, "width {width}: {}", differences.largest);
+    // The chosen ones first.
+    let mut prompts: Vec<&Prompt> = reference.prompts.iter().collect();
+    prompts.sort_by_key(|prompt| !CHOSEN.contains(&&*prompt.name));
+    let mut alone: Option<Vec<Vec<f32>>> = None;
+    for width in WIDTHS {
+        let prompts = if width <= 3 { &prompts[..] } else { &prompts[..CHOSEN.len()] };
+        let compared = compare(&reference, prompts, &checkpoint, width, DType::F32, 0.01);
+        assert!(compared.differences.largest < 1e-3, "width {width}: {}", compared.differences.largest);
+        assert_eq!(compared.greedy_equal, compared.greedy, "width {width}: answers differ");
+        let alone = alone.get_or_insert_with(|| compared.logits[..CHOSEN.len()].to_vec());
+        let mut from_width_1 = Differences::default();
+        for (got, expected) in compared.logits.iter().zip(alone) {
+            assert_eq!(got.len(), expected.len());
+            got.iter().zip(expected).for_each(|(got, expected)| from_width_1.add(*got, *expected));
+        }
+        println!(
+            "SmolLM2 float32 width {width}: {} logits, largest difference from width 1 {:.2e}",
+            from_width_1.count(),
+            from_width_1.largest
+        );
+        assert!(from_width_1.largest < 1e-3, "width {width}: {} from width 1", from_width_1.largest);
     }
 }
 
 #[test]
-fn bfloat16_never_flips_a_clear_choice_and_stays_within_1_of_transformers() {
-    let reference = reference();
-    for width in [1, 3] {
-        let differences = compare(&reference, &gguf(), width, DType::BF16, 1.0);
-        assert!(differences.largest < 1.0 && differences.rms() < 0.15, "width {width}");
+fn bfloat16_at_every_width_never_flips_a_clear_choice_and_stays_within_1_of_transformers() {
+    let (reference, checkpoint) = (reference(), gguf());
+    let prompts: Vec<&Prompt> = reference.prompts.iter().collect();
+    for width in WIDTHS {
+        let compared = compare(&reference, &prompts, &checkpoint, width, DType::BF16, 1.0);
+        let Compared { differences, greedy_equal, greedy, .. } = compared;
+        assert!(differences.largest < 1.0, "width {width}: {}", differences.largest);
+        assert!(differences.rms() < 0.15, "width {width}: {}", differences.rms());
+        // Only choices that were close may flip; 2 of the 256 are the most that any width was seen to.
+        assert!(20 * greedy_equal >= 19 * greedy, "width {width}: {greedy_equal} of {greedy}");
+    }
+}
+
+#[test]
+fn more_ranks_than_kv_heads_copy_them_and_every_rank_has_work() {
+    let config = gguf().config().clone();
+    for (width, query_heads, kv_heads) in [
+        (3, vec![3, 3, 3], vec![0..1, 1..2, 2..3]),
+        (4, vec![3, 2, 2, 2], vec![0..1, 1..2, 1..3, 2..3]),
+        (9, vec![1; 9], vec![0..1, 0..1, 0..1, 1..2, 1..2, 1..2, 2..3, 2..3, 2..3]),
+    ] {
+        let partition = Partition::new(&config, width, None).unwrap();
+        let shares = partition.shares();
+        assert_eq!(shares.iter().map(|share| share.query_heads.len()).collect::<Vec<_>>(), query_heads);
+        assert_eq!(shares.iter().map(|share| share.kv_heads.clone()).collect::<Vec<_>>(), kv_heads);
+        assert!(shares.iter().all(|share| !share.columns.is_empty() && !share.vocabulary.is_empty()));
     }
 }

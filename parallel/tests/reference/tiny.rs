@@ -1,13 +1,15 @@
 //! Random checkpoints of every shape that is awkward: untied and tied, each rotary scaling, a window, odd widths.
 
-use std::num::NonZeroUsize;
+use std::{num::NonZeroUsize, path::Path, sync::Arc};
 
 use consort_kernels::{DType, device::Isa};
 use consort_parallel::{
     checkpoint::Checkpoint,
     config::{Architecture, RopeScaling},
+    partition::Partition,
 };
-use serde_json::Value;
+use safetensors::{Dtype as SafeDtype, tensor::TensorView};
+use serde_json::{Value, json};
 
 use crate::harness::{Differences, Setup, fixtures, floats, teacher_forced, teacher_forced_weighted};
 
@@ -123,6 +125,120 @@ fn logits_are_the_same_bits_in_any_company_chunk_team_and_instruction_set() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Logits of a fixture's long prompt after a change to its config.json.
+fn told_otherwise(name: &str, change: impl FnOnce(&mut Value)) -> Vec<f32> {
+    let folder = tempfile::tempdir().unwrap();
+    let from = fixtures().join(name);
+    let mut config: Value =
+        serde_json::from_str(&std::fs::read_to_string(from.join("config.json")).unwrap()).unwrap();
+    change(&mut config);
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    std::fs::copy(from.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let (prompts, _) = reference(name);
+    teacher_forced(&checkpoint, Setup::new(1, DType::F32, 1000), &prompts[1..]).swap_remove(0)
+}
+
+#[test]
+fn a_wrong_window_or_scaling_would_not_pass_for_right() {
+    for (name, group, key, wrong) in [
+        ("tiny_mistral", None, "sliding_window", json!(6)),
+        ("tiny_mistral", None, "sliding_window", json!(8)),
+        ("tiny_mistral", None, "sliding_window", Value::Null),
+        ("tiny_linear", Some("rope_parameters"), "factor", json!(2.4)),
+        ("tiny_yarn", Some("rope_scaling"), "type", json!("default")),
+        ("tiny_yarn", Some("rope_scaling"), "factor", json!(5)),
+        ("tiny_yarn", Some("rope_scaling"), "mscale_all_dim", Value::Null),
+        ("tiny_yarn", Some("rope_scaling"), "original_max_position_embeddings", json!(33)),
+        ("tiny_yarn", Some("rope_scaling"), "truncate", json!(true)),
+        ("tiny_yarn", Some("rope_scaling"), "beta_fast", json!(5)),
+        ("tiny_yarn", Some("rope_scaling"), "beta_slow", json!(0.2)),
+    ] {
+        let got = told_otherwise(name, |config| {
+            let object = if let Some(group) = group { &mut config[group] } else { config };
+            assert_ne!(object[key], wrong);
+            object[key] = wrong.clone();
+        });
+        let expected = &reference(name).1[1];
+        let largest = got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(largest > 0.01, "{name} {key} {wrong}: {largest}");
+    }
+}
+
+/// A random model with fewer MLP columns and vocabulary rows than its 9 query heads allow ranks.
+fn narrow(folder: &Path) -> Arc<Checkpoint> {
+    const COLUMNS: usize = 5;
+    const VOCABULARY: usize = 7;
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 8, "intermediate_size": COLUMNS,
+        "vocab_size": VOCABULARY, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": false, "eos_token_id": 0,
+    });
+    let mut shapes = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![VOCABULARY, 24]),
+        ("lm_head.weight".to_owned(), vec![VOCABULARY, 24]),
+        ("model.norm.weight".to_owned(), vec![24]),
+    ];
+    for layer in 0..2 {
+        for (name, shape) in [
+            ("input_layernorm", vec![24]),
+            ("post_attention_layernorm", vec![24]),
+            ("self_attn.q_proj", vec![72, 24]),
+            ("self_attn.k_proj", vec![24, 24]),
+            ("self_attn.v_proj", vec![24, 24]),
+            ("self_attn.o_proj", vec![24, 72]),
+            ("mlp.gate_proj", vec![COLUMNS, 24]),
+            ("mlp.up_proj", vec![COLUMNS, 24]),
+            ("mlp.down_proj", vec![24, COLUMNS]),
+        ] {
+            shapes.push((format!("model.layers.{layer}.{name}.weight"), shape));
+        }
+    }
+    // Multiples of an irrational number, modulo 1: spread evenly over -0.5..0.5, the same on every run.
+    let mut at = 0u32;
+    let mut next = || {
+        at += 1;
+        (f64::from(at) * 0.618_033_988_75).fract() as f32 - 0.5
+    };
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes
+        .into_iter()
+        .map(|(name, shape)| {
+            let bytes = (0..shape.iter().product()).flat_map(|_| next().to_le_bytes()).collect();
+            (name, shape, bytes)
+        })
+        .collect();
+    let views = tensors
+        .iter()
+        .map(|(name, shape, bytes)| (name, TensorView::new(SafeDtype::F32, shape.clone(), bytes).unwrap()));
+    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    Checkpoint::open(folder).unwrap()
+}
+
+#[test]
+fn ranks_that_own_no_columns_or_no_vocabulary_take_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = narrow(folder.path());
+    let partition = Partition::new(checkpoint.config(), 9, None).unwrap();
+    assert!(partition.shares().iter().filter(|share| share.columns.is_empty()).count() == 4);
+    assert!(partition.shares().iter().filter(|share| share.vocabulary.is_empty()).count() == 2);
+    let sequences: Vec<Vec<u32>> = vec![(0..40).map(|at| at * 3 % 7).collect(), vec![6]];
+    for dtype in [DType::F32, DType::BF16] {
+        let alone = teacher_forced(&checkpoint, Setup::new(1, dtype, 16), &sequences);
+        let spread = alone.iter().flatten().fold(0.0f32, |most, logit| most.max(logit.abs()));
+        assert!(spread > 0.5, "logits of {spread} would show nothing");
+        for width in 2..=9 {
+            let got = teacher_forced(&checkpoint, Setup::new(width, dtype, 16), &sequences);
+            let differences = got.iter().flatten().zip(alone.iter().flatten()).map(|(a, b)| (a - b).abs());
+            let (largest, bound) =
+                (differences.fold(0.0, f32::max), if dtype == DType::F32 { 1e-4 } else { 0.1 });
+            println!("narrow {dtype} width {width}: largest difference from width 1 {largest:.1e}");
+            assert!(largest < bound, "{dtype} width {width}: {largest}");
         }
     }
 }
