@@ -86,6 +86,8 @@ pub(super) struct State<V> {
     pub(super) total: [V; QUERIES_MAX],
     pub(super) out: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
     pub(super) scores: [[f32; CHUNK]; QUERIES_MAX],
+    /// Keys of the chunk that each sees.
+    pub(super) seen: [Range<usize>; QUERIES_MAX],
     /// Factors of the old state and of the chunk in the merge.
     pub(super) merge: [(f32, f32); QUERIES_MAX],
 }
@@ -103,6 +105,7 @@ unsafe fn run<V: Lanes, T: Kernels>(call: &Call<'_, T>, task: &Task, on_tiles: b
             total: [V::zero(); QUERIES_MAX],
             out: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
             scores: [[0.0; CHUNK]; QUERIES_MAX],
+            seen: std::array::from_fn(|_| 0..0),
             merge: [(0.0, 0.0); QUERIES_MAX],
         };
         let mut tiles = on_tiles.then(|| OnTiles::new(count));
@@ -125,12 +128,13 @@ unsafe fn run<V: Lanes, T: Kernels>(call: &Call<'_, T>, task: &Task, on_tiles: b
             let early_rows = first_key.saturating_sub(first_position);
             let past = (first_key + CHUNK - 1).saturating_add(window).saturating_sub(first_position);
             let active = early_rows * heads..past.min(task.rows.len()) * heads;
-            let seen = |query: usize| {
+            for query in active.clone() {
                 let position = first_position + query / heads;
-                oldest(position).saturating_sub(first_key)..(position + 1 - first_key).min(CHUNK)
-            };
+                state.seen[query] =
+                    oldest(position).saturating_sub(first_key)..(position + 1 - first_key).min(CHUNK);
+            }
             let keys = first_key..context.min(first_key + CHUNK);
-            chunk(call, task, &mut state, tiles.as_mut(), keys, active, &seen);
+            chunk(call, task, &mut state, tiles.as_mut(), keys, active);
         }
         for query in 0..count {
             let (row, head) = place(task, query);
@@ -150,7 +154,7 @@ fn place(task: &Task, query: usize) -> (usize, usize) {
     (task.rows.start + query / heads, task.query_heads.start + query % heads)
 }
 
-/// One chunk, the given `keys`, for the query vectors `active`, each of which sees `seen(query)` of it.
+/// One chunk, the given `keys`, for the query vectors `active`.
 #[inline(always)]
 unsafe fn chunk<V: Lanes, T: Kernels>(
     call: &Call<'_, T>,
@@ -159,7 +163,6 @@ unsafe fn chunk<V: Lanes, T: Kernels>(
     mut tiles: Option<&mut OnTiles>,
     keys: Range<usize>,
     active: Range<usize>,
-    seen: &impl Fn(usize) -> Range<usize>,
 ) {
     let shape = call.shape.pages;
     let (first_key, keys) = (keys.start, keys.len());
@@ -193,7 +196,7 @@ unsafe fn chunk<V: Lanes, T: Kernels>(
         }
         let scale = V::splat(call.shape.scale * std::f32::consts::LOG2_E);
         for query in active.clone() {
-            lanes::weigh::<V, T>(state, query, seen(query), scale);
+            lanes::weigh::<V, T>(state, query, scale);
         }
         let values_of = |dims: usize| -> [*const T; 2] {
             std::array::from_fn(|tile| {
@@ -208,7 +211,7 @@ unsafe fn chunk<V: Lanes, T: Kernels>(
         if let Some(tiles) = tiles {
             let values = |dims| values_of(dims).map(<*const T>::cast);
             let adjacent = shape.block_size().is_multiple_of(CHUNK);
-            if tiles.values(state, active.clone(), seen, values, adjacent, shape.padded_dim() / 16) {
+            if tiles.values(state, active.clone(), values, adjacent, shape.padded_dim() / 16) {
                 return;
             }
         }
@@ -216,9 +219,7 @@ unsafe fn chunk<V: Lanes, T: Kernels>(
             let from = values_of(dims);
             for first in active.clone().step_by(TOGETHER) {
                 let queries = first..active.end.min(first + TOGETHER);
-                let seen =
-                    std::array::from_fn(|q| if first + q < active.end { seen(first + q) } else { 0..keys });
-                lanes::add_values::<V, T>(state, queries, from, seen, dims);
+                lanes::add_values::<V, T>(state, queries, from, dims);
             }
         }
     }

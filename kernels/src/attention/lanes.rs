@@ -61,24 +61,23 @@ unsafe fn scores<V: Lanes, T: LanesElement, const Q: usize>(
 
 /// Scores of one query vector become rounded weights; its maximum and sum are merged, the factors kept.
 #[inline(always)]
-pub(super) unsafe fn weigh<V: Lanes, T: LanesElement>(
-    state: &mut State<V>,
-    query: usize,
-    seen: Range<usize>,
-    scale: V,
-) {
+pub(super) unsafe fn weigh<V: Lanes, T: LanesElement>(state: &mut State<V>, query: usize, scale: V) {
+    let (scores, seen) = (&mut state.scores[query], &state.seen[query]);
+    let hide = |scores: &mut [f32; CHUNK], value| {
+        if seen.len() < CHUNK {
+            scores[..seen.start].fill(value);
+            scores[seen.end..].fill(value);
+        }
+    };
     unsafe {
-        let scores = &mut state.scores[query];
-        scores[..seen.start].fill(f32::NEG_INFINITY);
-        scores[seen.end..].fill(f32::NEG_INFINITY);
+        hide(scores, f32::NEG_INFINITY);
         let low = V::load(scores.as_ptr()).mul(scale);
         let high = V::load(scores.as_ptr().add(16)).mul(scale);
         let largest = low.max(high).largest();
         let base = V::splat(largest);
         exp2(low.sub(base)).store(scores.as_mut_ptr());
         exp2(high.sub(base)).store(scores.as_mut_ptr().add(16));
-        scores[..seen.start].fill(0.0);
-        scores[seen.end..].fill(0.0);
+        hide(scores, 0.0);
         let (low, high) = (V::load(scores.as_ptr()), V::load(scores.as_ptr().add(16)));
         let sum = low.add(high);
         T::through_lanes(low).store(scores.as_mut_ptr());
@@ -100,15 +99,14 @@ pub(super) unsafe fn add_values<V: Lanes, T: LanesElement>(
     state: &mut State<V>,
     queries: Range<usize>,
     tiles: [*const T; 2],
-    seen: [Range<usize>; TOGETHER],
     dims: usize,
 ) {
     unsafe {
         match queries.len() {
-            1 => values::<V, T, 1>(state, queries.start, tiles, seen, dims),
-            2 => values::<V, T, 2>(state, queries.start, tiles, seen, dims),
-            3 => values::<V, T, 3>(state, queries.start, tiles, seen, dims),
-            _ => values::<V, T, TOGETHER>(state, queries.start, tiles, seen, dims),
+            1 => values::<V, T, 1>(state, queries.start, tiles, dims),
+            2 => values::<V, T, 2>(state, queries.start, tiles, dims),
+            3 => values::<V, T, 3>(state, queries.start, tiles, dims),
+            _ => values::<V, T, TOGETHER>(state, queries.start, tiles, dims),
         }
     }
 }
@@ -118,11 +116,10 @@ unsafe fn values<V: Lanes, T: LanesElement, const Q: usize>(
     state: &mut State<V>,
     first: usize,
     tiles: [*const T; 2],
-    seen: [Range<usize>; TOGETHER],
     dims: usize,
 ) {
-    let (mut all, mut any) = (seen[0].clone(), seen[0].clone());
-    for seen in &seen[1..Q] {
+    let (mut all, mut any) = (state.seen[first].clone(), state.seen[first].clone());
+    for seen in &state.seen[first + 1..first + Q] {
         all = all.start.max(seen.start)..all.end.min(seen.end);
         any = any.start.min(seen.start)..any.end.max(seen.end);
     }
@@ -135,10 +132,10 @@ unsafe fn values<V: Lanes, T: LanesElement, const Q: usize>(
             let whole = all.start <= 2 * pair && 2 * pair + 1 < all.end;
             for q in 0..Q {
                 let weights = state.scores.get_unchecked(first + q).as_ptr().add(2 * pair);
-                if whole || seen[q].contains(&(2 * pair)) {
+                if whole || state.seen[first + q].contains(&(2 * pair)) {
                     even[q] = V::splat(*weights).fma(v_even, even[q]);
                 }
-                if whole || seen[q].contains(&(2 * pair + 1)) {
+                if whole || state.seen[first + q].contains(&(2 * pair + 1)) {
                     odd[q] = V::splat(*weights.add(1)).fma(v_odd, odd[q]);
                 }
             }

@@ -94,22 +94,19 @@ impl OnTiles {
         }
     }
 
-    /// Merges the weighted values of one chunk into the outputs of the query vectors `active`, each of which sees
-    /// `seen(query)` of it. `from(dims)` are the values of 16 dimensions: two times 8 pairs of keys, the second null
+    /// Merges the weighted values of one chunk into the outputs of the query vectors `active`. `from(dims)` are the values of 16 dimensions: two times 8 pairs of keys, the second null
     /// where there are none, and right behind the first if `adjacent`. False: left to the lanes.
     #[inline(always)]
     pub(super) unsafe fn values<V: Lanes>(
         &mut self,
         state: &mut State<V>,
         active: Range<usize>,
-        seen: impl Fn(usize) -> Range<usize>,
         from: impl Fn(usize) -> [*const u8; 2],
         adjacent: bool,
         dim_tiles: usize,
     ) -> bool {
-        let (mut all, mut any) = (seen(active.start), seen(active.start));
-        for query in active.clone() {
-            let seen = seen(query);
+        let (mut all, mut any) = (state.seen[active.start].clone(), state.seen[active.start].clone());
+        for seen in &state.seen[active.clone()] {
             all = all.start.max(seen.start)..all.end.min(seen.end);
             any = any.start.min(seen.start)..any.end.max(seen.end);
         }
