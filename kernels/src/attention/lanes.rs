@@ -3,7 +3,10 @@
 
 use std::ops::Range;
 
-use super::cpu::{State, TOGETHER};
+use super::{
+    CHUNK,
+    cpu::{State, TOGETHER},
+};
 use crate::{
     linear::BLOCK,
     simd::{Lanes, LanesElement, exp2},

@@ -7,8 +7,8 @@
 //! | `cache.spans` | rows of each sequence with its context length and its part of `cache.tables` |
 //! | `out` | `[rows, query heads · head_dim]`, `T` |
 //!
-//! Query head `j` reads KV head `kv_of_query[j]`. The row at position `p` sees keys `0..=p`, with a sliding window of `w`
-//! the last `w` of them: keys `k` with `p - w < k <= p`.
+//! Query head `j` reads KV head `kv_of_query[j]`. The row at position `p` sees keys `0..=p`, with a sliding window of
+//! `w` the last `w` of them: keys `k` with `p - w < k <= p`.
 //!
 //! **Same bits in any company.** Keys are taken in chunks of 32 aligned to absolute positions. A chunk's scores are
 //! sums as in [`crate::linear`]; its maximum `m`, weights `p = 2^(s - m)`, their sum `l` and output `o = Σ round(p)·v`

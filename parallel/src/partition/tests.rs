@@ -82,7 +82,8 @@ proptest! {
     ) {
         let model = model(12, 4, columns, vocabulary);
         let partition = Partition::new(&model, ranks, None).unwrap();
-        for (lens, total) in [(lens(&partition, |s| &s.columns), columns), (lens(&partition, |s| &s.vocabulary), vocabulary)] {
+        let (of_columns, of_rows) = (lens(&partition, |s| &s.columns), lens(&partition, |s| &s.vocabulary));
+        for (lens, total) in [(of_columns, columns), (of_rows, vocabulary)] {
             prop_assert_eq!(lens.iter().filter(|len| **len > 0).count(), total.min(ranks), "{:?}", lens);
         }
     }
