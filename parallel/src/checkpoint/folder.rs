@@ -3,12 +3,14 @@
 
 use std::{
     collections::BTreeMap,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
-use safetensors::{Dtype, tensor::Metadata};
+use safetensors::Dtype;
 
-use super::{Checkpoint, CheckpointError, Encoding, MappedFile, StoredTensor, hf_config, json};
+use super::{
+    Checkpoint, CheckpointError, Encoding, MappedFile, StoredTensor, header, hf_config, index, json,
+};
 use crate::config::GenerationDefaults;
 
 const SINGLE_FILE: &str = "model.safetensors";
@@ -16,11 +18,6 @@ const INDEX_FILE: &str = "model.safetensors.index.json";
 const CONFIG_FILE: &str = "config.json";
 const GENERATION_FILE: &str = "generation_config.json";
 const HEAD: &str = "lm_head.weight";
-
-/// Bytes of the length that a safetensors file starts with.
-const LENGTH_BYTES: usize = 8;
-/// Longest header that is believed, in bytes; the format's own limit.
-const HEADER_BYTES_MAX: usize = 100_000_000;
 
 /// Opens a folder. Which tensors it must hold is checked by the caller.
 pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
@@ -91,27 +88,13 @@ struct Contents {
 impl Contents {
     /// Adds every file of the index, and of each file the tensors that the index puts there.
     fn add_index(&mut self, folder: &Path) -> Result<(), CheckpointError> {
-        const KEY: &str = "weight_map";
-        let path = folder.join(INDEX_FILE);
-        let key = |key: String, problem: &str| CheckpointError::Key {
-            path: path.clone(),
-            key,
-            problem: problem.to_owned(),
-        };
-        let object = json::read_object(&path)?;
-        let map = object
-            .get(KEY)
-            .and_then(serde_json::Value::as_object)
-            .ok_or_else(|| key(KEY.to_owned(), "must be an object of tensor names and file names"))?;
+        let file_of_name = index::read(&folder.join(INDEX_FILE))?;
         let mut names_of_file: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for (name, file) in map {
-            let file = file.as_str().filter(|file| is_plain_name(file)).ok_or_else(|| {
-                key(format!("{KEY}.{name}"), "must be the name of a file in the same folder")
-            })?;
+        for (name, file) in &file_of_name {
             names_of_file.entry(file).or_default().push(name);
         }
-        for (file, mut names) in names_of_file {
-            names.sort_unstable();
+        // In the order of the map, so that they can be searched.
+        for (file, names) in names_of_file {
             let file = folder.join(file);
             let before = self.tensors.len() + self.unreadable.len();
             self.add_file(&file, |name| names.binary_search(&name).is_ok())?;
@@ -131,13 +114,13 @@ impl Contents {
     /// Adds the wanted tensors of one safetensors file.
     fn add_file(&mut self, path: &Path, wanted: impl Fn(&str) -> bool) -> Result<(), CheckpointError> {
         let file = MappedFile::open(path)?;
-        let (data_start, metadata) = read_header(&file)?;
+        let (data_start, entries) = header::read(&file)?;
         let file_len = file.bytes().len();
-        for (name, info) in metadata.tensors() {
+        for header::Entry { name, dtype, shape, offset } in entries {
             if !wanted(&name) {
                 continue;
             }
-            let encoding = match info.dtype {
+            let encoding = match dtype {
                 Dtype::F32 => Encoding::F32,
                 Dtype::F16 => Encoding::F16,
                 Dtype::BF16 => Encoding::Bf16,
@@ -146,62 +129,17 @@ impl Contents {
                     continue;
                 }
             };
-            // read_header has held every offset to the file's length.
-            let offset = data_start + info.data_offsets.0;
-            let tensor = StoredTensor::new(self.files.len(), file_len, offset, info.shape.clone(), encoding)
-                .map_err(|problem| CheckpointError::Malformed {
+            let tensor = StoredTensor::new(self.files.len(), file_len, offset, shape, encoding).map_err(
+                |problem| CheckpointError::Malformed {
                     path: path.to_owned(),
                     offset,
                     problem: format!("tensor `{name}`: {problem}"),
-                })?;
+                },
+            )?;
             self.tensors.insert(name, tensor);
         }
         file.release(0..data_start);
         self.files.push(file);
         Ok(())
     }
-}
-
-/// Whether a name stays inside the folder: an index must not reach other files of the machine.
-fn is_plain_name(name: &str) -> bool {
-    let mut components = Path::new(name).components();
-    matches!((components.next(), components.next()), (Some(Component::Normal(_)), None))
-}
-
-/// Where the data of a safetensors file starts, and what its header says of it. The crate's own
-/// `read_metadata` adds offsets unchecked, so that a crafted header could overflow; its `Metadata` has checked
-/// them against each other, and the end is held to the file's length here.
-fn read_header(file: &MappedFile) -> Result<(usize, Metadata), CheckpointError> {
-    let bytes = file.bytes();
-    let malformed = |offset: usize, problem: String| CheckpointError::Malformed {
-        path: file.path().to_owned(),
-        offset,
-        problem,
-    };
-    let Some((length, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
-        return Err(malformed(0, format!("{} bytes are too short for a safetensors file", bytes.len())));
-    };
-    let length = u64::from_le_bytes(*length);
-    let header = usize::try_from(length)
-        .ok()
-        .filter(|length| *length <= HEADER_BYTES_MAX)
-        .and_then(|length| rest.get(..length))
-        .ok_or_else(|| {
-            malformed(0, format!("its header of {length} bytes goes past the end of the file or is absurd"))
-        })?;
-    let metadata: Metadata = serde_json::from_slice(header)
-        .map_err(|source| CheckpointError::SafetensorsHeader { path: file.path().to_owned(), source })?;
-    let data_start = LENGTH_BYTES + header.len();
-    let expected = data_start.checked_add(metadata.data_len());
-    if expected != Some(bytes.len()) {
-        return Err(malformed(
-            bytes.len(),
-            format!(
-                "the header describes {} bytes of tensors, but {} follow it; was the download interrupted?",
-                metadata.data_len(),
-                bytes.len() - data_start
-            ),
-        ));
-    }
-    Ok((data_start, metadata))
 }

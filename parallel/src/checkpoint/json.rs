@@ -6,23 +6,29 @@ use serde_json::{Map, Value};
 
 use super::error::CheckpointError;
 
-/// Largest JSON file that is read, in bytes. The index of a model with a hundred thousand tensors takes 10 MB;
-/// anything larger than this is no configuration.
-const JSON_BYTES_MAX: u64 = 64 << 20;
+/// Largest configuration that is read, in bytes: some list the labels of a classifier, and real ones still stay far
+/// below. It bounds what the tree of values takes in memory.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// Reads a file that must hold a JSON object.
+/// Reads a configuration, a file that must hold a JSON object. Of a key that is there twice the last one counts, as
+/// in Python.
 pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, CheckpointError> {
+    let bytes = read_bytes(path, CONFIG_BYTES_MAX)?;
+    serde_json::from_slice(&bytes).map_err(|source| CheckpointError::Json { path: path.to_owned(), source })
+}
+
+/// Reads a regular file of at most `bytes_max` bytes.
+pub(super) fn read_bytes(path: &Path, bytes_max: u64) -> Result<Vec<u8>, CheckpointError> {
     let io = |source| CheckpointError::Io { action: "read", path: path.to_owned(), source };
     let refuse = |problem: String| Err(CheckpointError::NotACheckpoint { path: path.to_owned(), problem });
     let metadata = std::fs::metadata(path).map_err(io)?;
     if !metadata.is_file() {
         return refuse("it is not a regular file".to_owned());
     }
-    if metadata.len() > JSON_BYTES_MAX {
-        return refuse(format!("{} bytes of JSON exceed the limit of {JSON_BYTES_MAX}", metadata.len()));
+    if metadata.len() > bytes_max {
+        return refuse(format!("{} bytes of JSON exceed the limit of {bytes_max}", metadata.len()));
     }
-    let bytes = std::fs::read(path).map_err(io)?;
-    serde_json::from_slice(&bytes).map_err(|source| CheckpointError::Json { path: path.to_owned(), source })
+    std::fs::read(path).map_err(io)
 }
 
 /// An object of a JSON file. `null` counts as absent, as `transformers` writes it for an unset key.

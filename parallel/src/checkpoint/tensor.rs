@@ -61,7 +61,7 @@ impl StoredTensor {
             .ok_or_else(too_large)?;
         rows.checked_mul(cols).ok_or_else(too_large)?;
         let row_bytes = encoding.row_bytes(cols).ok_or_else(|| {
-            format!("rows of {cols} elements cannot be {encoding:?} blocks of {}", encoding.block().0)
+            format!("rows of {cols} elements cannot be {encoding} blocks of {}", encoding.block().0)
         })?;
         let bytes = rows.checked_mul(row_bytes).ok_or_else(too_large)?;
         if offset.checked_add(bytes).is_none_or(|end| end > file_len) {

@@ -5,10 +5,12 @@
 //! [`Checkpoint::open`](super::Checkpoint::open) for anything that is not a folder.
 
 mod config;
+mod layout;
 mod names;
 mod parse;
 #[cfg(test)]
 mod tests;
+mod types;
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -102,8 +104,14 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         let problem = "it is neither a GGUF file nor a folder with config.json and safetensors".to_owned();
         return Err(CheckpointError::NotACheckpoint { path: path.to_owned(), problem });
     }
-    let Header { metadata, tensors, data_start } = parse::parse(file.bytes()).map_err(|fault| {
-        CheckpointError::Malformed { path: path.to_owned(), offset: fault.offset, problem: fault.problem }
+    let Header { metadata, tensors, data_start, alignment } =
+        parse::parse(file.bytes()).map_err(|fault| CheckpointError::Malformed {
+            path: path.to_owned(),
+            offset: fault.offset,
+            problem: fault.problem,
+        })?;
+    layout::check(&tensors, data_start, alignment, file.bytes().len()).map_err(|problem| {
+        CheckpointError::Malformed { path: path.to_owned(), offset: data_start, problem }
     })?;
     let gguf = Gguf { metadata };
     let mut contents = Contents::locate(path, tensors, data_start, file.bytes().len())?;
@@ -156,7 +164,7 @@ impl Contents {
                 // Surplus tensors are ignored, as they are in a folder.
                 continue;
             };
-            let encoding = match parse::encoding(kind) {
+            let encoding = match types::encoding(kind) {
                 Ok(encoding) => encoding,
                 Err(found) => {
                     contents.unreadable.insert(hf_name, found);

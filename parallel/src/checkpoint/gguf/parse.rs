@@ -3,8 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::checkpoint::Encoding;
-
 /// The first bytes of every GGUF file.
 pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 const VERSION: u32 = 3;
@@ -12,6 +10,10 @@ const ALIGNMENT_KEY: &str = "general.alignment";
 const DEFAULT_ALIGNMENT: u64 = 32;
 /// Largest alignment that is believed; real files use 32 or 64.
 const ALIGNMENT_MAX: u64 = 1 << 20;
+/// Longest key, by the definition of the format.
+const KEY_BYTES_MAX: usize = 65_535;
+/// Longest name of a tensor; ggml itself keeps 63 bytes.
+const NAME_BYTES_MAX: usize = 1024;
 /// Dimensions of a tensor in ggml.
 const DIMENSIONS_MAX: u32 = 4;
 /// Shortest metadata entry: an empty key, its type, one byte of value.
@@ -52,6 +54,8 @@ pub(super) struct Header {
     pub(super) tensors: Vec<TensorEntry>,
     /// Where the data starts; within the file.
     pub(super) data_start: usize,
+    /// What the offset of every tensor is a multiple of; a power of two.
+    pub(super) alignment: usize,
 }
 
 /// Where and why a header cannot be read.
@@ -66,46 +70,6 @@ impl Fault {
         self.problem = format!("{}: {}", place(), self.problem);
         self
     }
-}
-
-/// The encoding of a ggml type, or the name of a type that cannot be read.
-pub(super) fn encoding(kind: u32) -> Result<Encoding, String> {
-    let name = match kind {
-        0 => return Ok(Encoding::F32),
-        1 => return Ok(Encoding::F16),
-        3 => return Ok(Encoding::Q4_1),
-        8 => return Ok(Encoding::Q8_0),
-        30 => return Ok(Encoding::Bf16),
-        2 => "Q4_0",
-        6 => "Q5_0",
-        7 => "Q5_1",
-        9 => "Q8_1",
-        10 => "Q2_K",
-        11 => "Q3_K",
-        12 => "Q4_K",
-        13 => "Q5_K",
-        14 => "Q6_K",
-        15 => "Q8_K",
-        16 => "IQ2_XXS",
-        17 => "IQ2_XS",
-        18 => "IQ3_XXS",
-        19 => "IQ1_S",
-        20 => "IQ4_NL",
-        21 => "IQ3_S",
-        22 => "IQ2_S",
-        23 => "IQ4_XS",
-        24 => "I8",
-        25 => "I16",
-        26 => "I32",
-        27 => "I64",
-        28 => "F64",
-        29 => "IQ1_M",
-        34 => "TQ1_0",
-        35 => "TQ2_0",
-        39 => "MXFP4",
-        other => return Err(format!("ggml type {other}")),
-    };
-    Err(name.to_owned())
 }
 
 /// Reads the header of a file that starts with [`MAGIC`].
@@ -129,7 +93,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Header, Fault> {
     for index in 0..metadata_count {
         let place = || format!("metadata entry {index} of {metadata_count}");
         let offset = cursor.at;
-        let key = cursor.string().map_err(|fault| fault.within(place))?;
+        let key = cursor.name(KEY_BYTES_MAX).map_err(|fault| fault.within(place))?;
         let value = cursor.value().map_err(|fault| fault.within(|| format!("metadata key `{key}`")))?;
         if metadata.contains_key(&key) {
             return Err(Fault { offset, problem: format!("metadata key `{key}` appears twice") });
@@ -148,15 +112,13 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Header, Fault> {
         }
         tensors.push(entry);
     }
-    let data_start = data_start(&metadata, cursor.at, bytes.len())?;
-    Ok(Header { metadata, tensors, data_start })
+    let alignment = alignment(&metadata, cursor.at)?;
+    // A file without data may end before the padding does.
+    let data_start = cursor.at.next_multiple_of(alignment).min(bytes.len());
+    Ok(Header { metadata, tensors, data_start, alignment })
 }
 
-fn data_start(
-    metadata: &BTreeMap<String, Value>,
-    header_end: usize,
-    file_len: usize,
-) -> Result<usize, Fault> {
+fn alignment(metadata: &BTreeMap<String, Value>, header_end: usize) -> Result<usize, Fault> {
     let alignment = match metadata.get(ALIGNMENT_KEY) {
         None => DEFAULT_ALIGNMENT,
         Some(Value::Unsigned(alignment)) => *alignment,
@@ -166,8 +128,7 @@ fn data_start(
         let problem = format!("`{ALIGNMENT_KEY}` must be a power of two up to {ALIGNMENT_MAX}");
         return Err(Fault { offset: header_end, problem });
     }
-    // A file without data may end before the padding does.
-    Ok(header_end.next_multiple_of(alignment as usize).min(file_len))
+    Ok(alignment as usize)
 }
 
 struct Cursor<'a> {
@@ -233,6 +194,17 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    /// A string that will stand in messages.
+    fn name(&mut self, bytes_max: usize) -> Result<String, Fault> {
+        let offset = self.at;
+        let name = self.string()?;
+        if name.len() > bytes_max {
+            let problem = format!("a name of {} bytes exceeds the limit of {bytes_max}", name.len());
+            return Err(Fault { offset, problem });
+        }
+        Ok(name)
+    }
+
     fn value(&mut self) -> Result<Value, Fault> {
         let kind = self.u32()?;
         Ok(match kind {
@@ -272,7 +244,8 @@ impl<'a> Cursor<'a> {
             12 => self.elements::<8>().map(|_| Value::OtherArray),
             8 => {
                 let count = self.count(size_of::<u64>(), "strings")?;
-                let mut strings = Vec::new();
+                // At most three times the bytes left: each string has a length of eight.
+                let mut strings = Vec::with_capacity(count);
                 for index in 0..count {
                     let string =
                         self.string().map_err(|fault| fault.within(|| format!("element {index}")))?;
@@ -302,7 +275,7 @@ impl<'a> Cursor<'a> {
     }
 
     fn tensor_entry(&mut self) -> Result<TensorEntry, Fault> {
-        let name = self.string()?;
+        let name = self.name(NAME_BYTES_MAX)?;
         let named = |fault: Fault| fault.within(|| format!("`{name}`"));
         let dimensions_at = self.at;
         let dimensions = self.u32().map_err(named)?;
