@@ -176,75 +176,25 @@ proptest! {
         }
         prop_assert_eq!(bits(&read(checkpoint, name, rows, cols).unwrap()), bits(&expected));
     }
-
-    #[test]
-    fn damaged_files_are_refused_or_read_but_never_panic(
-        gguf in any::<bool>(), damage in prop::collection::vec((0_usize..3000, any::<u8>()), 1..8),
-        length in prop::option::weighted(0.2, 0_usize..60_000),
-    ) {
-        let folder = tempfile::tempdir().unwrap();
-        let (source, target) = if gguf {
-            (fixture("twin.gguf"), folder.path().join("model.gguf"))
-        } else {
-            fs::copy(fixture("twin/config.json"), folder.path().join("config.json")).unwrap();
-            (fixture("twin/model.safetensors"), folder.path().join("model.safetensors"))
-        };
-        let mut bytes = fs::read(source).unwrap();
-        bytes.truncate(length.unwrap_or(usize::MAX));
-        for (at, value) in damage {
-            if let Some(byte) = bytes.get_mut(at) {
-                *byte = value;
-            }
-        }
-        fs::write(&target, bytes).unwrap();
-        read_everything(if gguf { &target } else { folder.path() });
-    }
-
-    #[test]
-    fn damaged_json_is_refused_or_read_but_never_panics(
-        generation in any::<bool>(), damage in prop::collection::vec((0_usize..700, any::<u8>()), 1..4),
-    ) {
-        let folder = tempfile::tempdir().unwrap();
-        for file in ["config.json", "generation_config.json", "model.safetensors"] {
-            fs::copy(fixture("twin").join(file), folder.path().join(file)).unwrap();
-        }
-        let target = folder.path().join(if generation { "generation_config.json" } else { "config.json" });
-        let mut bytes = fs::read(&target).unwrap();
-        for (at, value) in damage {
-            let at = at % bytes.len();
-            bytes[at] = value;
-        }
-        fs::write(&target, bytes).unwrap();
-        read_everything(folder.path());
-    }
-}
-
-/// Opens and, where that succeeds, reads all there is.
-fn read_everything(path: &Path) {
-    if let Ok(checkpoint) = Checkpoint::open(path) {
-        for name in checkpoint.names() {
-            read_all(&checkpoint, name);
-            checkpoint.release_pages(name);
-        }
-    }
 }
 
 #[test]
 fn a_file_cut_off_anywhere_is_refused() {
-    let bytes = fs::read(fixture("twin.gguf")).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let target = folder.path().join("model.gguf");
-    // The last tensor, which only opening proves to be there, ends before the file's padding does.
-    for length in (0..3000).chain((3000..bytes.len() - 32).step_by(97)) {
-        fs::write(&target, &bytes[..length]).unwrap();
-        assert!(Checkpoint::open(&target).is_err(), "opened with {length} of {} bytes", bytes.len());
-    }
-
     fs::copy(fixture("twin/config.json"), folder.path().join("config.json")).unwrap();
-    let bytes = fs::read(fixture("twin/model.safetensors")).unwrap();
-    for length in (0..bytes.len()).step_by(97) {
-        fs::write(folder.path().join("model.safetensors"), &bytes[..length]).unwrap();
-        assert!(Checkpoint::open(folder.path()).is_err(), "opened with {length} of {} bytes", bytes.len());
+    for (name, opened) in [("twin.gguf", "model.gguf"), ("twin/model.safetensors", "")] {
+        let target = folder.path().join(name.rsplit('/').next().unwrap().replace("twin", "model"));
+        fs::copy(fixture(name), &target).unwrap();
+        let file = fs::OpenOptions::new().write(true).open(&target).unwrap();
+        let whole = file.metadata().unwrap().len();
+        // From the end, cutting off ever more. The last tensor of a GGUF file, which only opening proves to be
+        // there, ends before the file's padding does.
+        let data = (3000..whole - 32).rev().step_by(97);
+        for length in data.chain((0..3000).rev()) {
+            file.set_len(length).unwrap();
+            let result = Checkpoint::open(&folder.path().join(opened));
+            assert!(result.is_err(), "{name} opened with {length} of {whole} bytes");
+        }
     }
 }
 

@@ -269,9 +269,14 @@ impl<'a> Cursor<'a> {
         &mut self,
         convert: impl Fn([u8; WIDTH]) -> Option<i32>,
     ) -> Result<Value, Fault> {
-        let values: Option<Vec<i32>> =
-            self.elements::<WIDTH>()?.iter().map(|bytes| convert(*bytes)).collect();
-        Ok(values.map_or(Value::OtherArray, Value::I32s))
+        let elements = self.elements::<WIDTH>()?;
+        // Not collected: that would grow step by step, with old and new in memory at once.
+        let mut values = Vec::with_capacity(elements.len());
+        for bytes in elements {
+            let Some(value) = convert(*bytes) else { return Ok(Value::OtherArray) };
+            values.push(value);
+        }
+        Ok(Value::I32s(values))
     }
 
     fn tensor_entry(&mut self) -> Result<TensorEntry, Fault> {

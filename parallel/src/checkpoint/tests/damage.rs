@@ -81,7 +81,8 @@ fn headers_that_contradict_the_file() {
     assert_eq!(error_of_file(b""), "model.safetensors is not a checkpoint: it is empty");
     assert_eq!(
         error_of_file(&file(b"{}", 1)),
-        "model.safetensors is damaged or incomplete at byte 8: the header describes 0 bytes of tensors, but 1 follow it"
+        "model.safetensors is damaged or incomplete at byte 8: the header describes 0 bytes of tensors, \
+         but 1 follow it"
     );
     assert_eq!(
         error_of_file(&file(b"{}", 0)),
@@ -208,6 +209,11 @@ fn headers_that_are_no_headers() {
     );
 }
 
+/// The value of a tensor's key in a header.
+fn described(dtype: &str, shape: Value, offsets: [u64; 2]) -> Value {
+    json!({"dtype": dtype, "shape": shape, "data_offsets": offsets})
+}
+
 /// Eight tensors, sound each by itself, whose data end at the last address: a header before them overflows.
 fn together_past_every_address() -> Value {
     let size = u64::MAX / 8;
@@ -217,9 +223,8 @@ fn together_past_every_address() -> Value {
 
 #[test]
 fn tensors_that_lie_where_they_cannot() {
-    let entry = |dtype: &str, shape: Value, offsets: [u64; 2]| json!({"dtype": dtype, "shape": shape, "data_offsets": offsets});
-    let single = |shape: Value, start: u64, end: u64| entry("F32", shape, [start, end]);
-    let typed = |dtype: &str, shape: Value, end: u64| entry(dtype, shape, [0, end]);
+    let typed = |dtype: &str, shape: Value, end: u64| described(dtype, shape, [0, end]);
+    let single = |shape: Value, start: u64, end: u64| described("F32", shape, [start, end]);
     let most = u64::MAX;
     for (header, expected) in [
         (
@@ -249,7 +254,8 @@ fn tensors_that_lie_where_they_cannot() {
         ),
         (
             json!({"a": single(json!([2]), 0, 8)}),
-            "model.safetensors is damaged or incomplete at byte 8: the header describes 8 bytes of tensors, but 12 follow it",
+            "model.safetensors is damaged or incomplete at byte 8: the header describes 8 bytes of \
+             tensors, but 12 follow it",
         ),
         (
             json!({"a": single(json!([4]), 0, 16)}),

@@ -21,8 +21,11 @@ fn error_of(bytes: &[u8]) -> String {
     error.replace(&format!("{}/", folder.path().display()), "")
 }
 
+/// What is done to the smallest Llama, and the error.
+type Case<'a> = (fn(&mut GgufBuilder), &'a str);
+
 #[track_caller]
-fn check(cases: &[(fn(&mut GgufBuilder), &str)]) {
+fn check(cases: &[Case<'_>]) {
     for (change, expected) in cases {
         let mut builder = GgufBuilder::llama();
         change(&mut builder);
