@@ -99,31 +99,25 @@ impl Sample {
             let index = range.start + random.below(range.len());
             sample.entries[index]..sample.entries[index + 1]
         };
-        let (source, kept) = match random.below(3) {
-            0 => (self.bytes[of(self, random)].to_vec(), 0),
-            1 => (donor.bytes[of(donor, random)].to_vec(), 0),
-            _ => (Vec::new(), 1),
+        // What takes the place of what, and by how much that changes the count.
+        let target = of(self, random);
+        let (source, target, change) = match random.below(3) {
+            0 => (self.bytes[of(self, random)].to_vec(), target.start..target.start, 1),
+            1 => (donor.bytes[of(donor, random)].to_vec(), target.start..target.start, 1),
+            _ => (Vec::new(), target, u64::MAX),
         };
-        let at = of(self, random);
-        let end = if kept == 1 { at.end } else { at.start };
-        if end > bytes.len() {
+        if bytes.len() < self.header_len() {
             return;
         }
-        let padding_before = bytes.len() >= self.header_len();
         let count = if is_metadata { METADATA_COUNT } else { TENSOR_COUNT };
-        let change = if kept == 1 { u64::MAX } else { 1 };
         let counted = mutate::get(bytes, count).unwrap_or_default().wrapping_add(change);
         mutate::set(bytes, count, counted);
-        let length = source.len();
-        drop(bytes.splice(at.start..end, source));
-        if padding_before {
-            let header_len = self.header_len() - (end - at.start) + length;
-            let padding = header_len.next_multiple_of(32) - header_len;
-            let old = self.header_len().next_multiple_of(32) - self.header_len();
-            let to = header_len.min(bytes.len());
-            let from = (to + old).min(bytes.len());
-            drop(bytes.splice(to..from, std::iter::repeat_n(0, padding)));
-        }
+        let padding = |header_len: usize| header_len.next_multiple_of(32) - header_len;
+        let header_len = self.header_len() - target.len() + source.len();
+        drop(bytes.splice(target, source));
+        let end = (header_len + padding(self.header_len())).min(bytes.len());
+        let padding = std::iter::repeat_n(0, padding(header_len));
+        drop(bytes.splice(header_len.min(end)..end, padding));
     }
 
     fn damaged(&self, random: &mut Random, donor: &Sample) -> Vec<u8> {
@@ -204,9 +198,9 @@ fn an_array_of_metadata_takes_what_its_elements_take() {
     // Type, bytes in the file, bytes in memory: an integer, a number, a string.
     for (kind, stored, kept) in [(0_u32, 1, 4), (5, 4, 4), (10, 8, 4), (6, 4, 4), (7, 1, 0), (8, 8, 24)] {
         let mut bytes = b"GGUF\x03\0\0\0".to_vec();
-        [0, 1, 1].map(|number: u64| bytes.extend(number.to_le_bytes()));
+        bytes.extend([0_u64, 1, 1].map(u64::to_le_bytes).concat());
         bytes.push(b'a');
-        [9, kind].map(|kind| bytes.extend(kind.to_le_bytes()));
+        bytes.extend([9, kind].map(u32::to_le_bytes).concat());
         bytes.extend((COUNT as u64).to_le_bytes());
         bytes.resize(bytes.len() + COUNT * stored, 0);
         let path = folder.join("model.gguf");
