@@ -29,6 +29,9 @@ pub struct StepPlan {
 pub struct NewSequence {
     /// Its name in later spans.
     pub sequence: SequenceId,
+    /// Tokens of its prompt. Of the tokens that a replay brings, the later ones are its own output, and penalties
+    /// tell the two apart.
+    pub prompt_len: usize,
     /// How to draw its tokens.
     pub sampling: SamplingParams,
     /// Log-probabilities to report with each drawn token: the drawn one and this many best.

@@ -33,6 +33,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     };
     process::run(workspace.command(&python).arg(format!("{FOLDER}/make_gguf.py")))?;
     process::run(&mut script("make_tiny_llama.py"))?;
+    let mut adjustments = workspace.command(&python);
+    process::run(adjustments.args(["kernels/fixtures/make_adjustments.py", "--out", "kernels/fixtures"]))?;
     let mut logits = script("make_smollm2_logits.py");
     logits.arg("--gguf").arg(model);
     if let Some(folder) = &args.save_hf {

@@ -84,6 +84,12 @@ impl Ensemble {
 
     /// Submits a request. Refuses at once what cannot be served; never waits.
     pub fn submit(&self, request: Request) -> Result<Generation, SubmitError> {
+        let mut generations = self.submit_all(vec![request])?;
+        Ok(generations.pop().expect("one request is one generation"))
+    }
+
+    /// Submits requests that belong together: all are accepted, or none is. The queue is asked for all places at once.
+    pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<Generation>, SubmitError> {
         let shared = &self.inner.shared;
         match shared.board.state() {
             EnsembleState::Ready => {}
@@ -96,12 +102,17 @@ impl Ensemble {
                 return Err(SubmitError::NotReady(format!("it failed ({reason}); it must be started anew")));
             }
         }
-        shared.spec.limits().check(&request)?;
-        let slot = shared.gate.enter()?;
-        let (events, receiver) = mpsc::channel(GENERATION_QUEUE_EVENTS);
-        let (sequence, scheduler) =
-            shared.send_submission(|sequence| Submission { sequence, request, events, slot })?;
-        Ok(Generation::new(sequence, receiver, scheduler, Arc::clone(&shared.board)))
+        let limits = shared.spec.limits();
+        requests.iter().try_for_each(|request| limits.check(request))?;
+        let slots = shared.gate.enter(requests.len())?;
+        // Where the scheduler ends meanwhile, those that were sent are cancelled by being dropped.
+        let send = |(request, slot)| {
+            let (events, receiver) = mpsc::channel(GENERATION_QUEUE_EVENTS);
+            let (sequence, scheduler) =
+                shared.send_submission(|sequence| Submission { sequence, request, events, slot })?;
+            Ok(Generation::new(sequence, receiver, scheduler, Arc::clone(&shared.board)))
+        };
+        requests.into_iter().zip(slots).map(send).collect()
     }
 
     /// What the ensemble does right now. Holds a lock for the time of a copy.

@@ -121,13 +121,13 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Takes a place, or says that there is none.
-    pub(crate) fn enter(self: &Arc<Self>) -> Result<WaitingSlot, SubmitError> {
+    /// Takes that many places at once, or says that there are not as many.
+    pub(crate) fn enter(self: &Arc<Self>, count: usize) -> Result<Vec<WaitingSlot>, SubmitError> {
         let entered = self.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiting| {
-            (waiting < self.limit).then_some(waiting + 1)
+            waiting.checked_add(count).filter(|after| *after <= self.limit)
         });
         match entered {
-            Ok(_) => Ok(WaitingSlot { gate: Arc::clone(self) }),
+            Ok(_) => Ok((0..count).map(|_| WaitingSlot { gate: Arc::clone(self) }).collect()),
             Err(waiting) => Err(SubmitError::Overloaded { waiting, limit: self.limit }),
         }
     }

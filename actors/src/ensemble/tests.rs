@@ -475,6 +475,37 @@ async fn a_specification_s_violations_are_all_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_belong_together_are_accepted_together_or_not_at_all() {
+    let mut factory = FakeFactory::new();
+    factory.step_time = Duration::from_millis(5);
+    let factory = Arc::new(factory);
+    let mut spec = spec(&factory);
+    (spec.scheduler.max_num_seqs, spec.scheduler.max_waiting_requests) = (1, 3);
+    let ensemble = Ensemble::start(spec, None).await.unwrap();
+    let mut first = ensemble.submit(request(0, 4, 900)).unwrap();
+    assert!(first.next().await.is_some());
+    let group = |count: u32| ensemble.submit_all((0..count).map(|id| request(id, 4, 2)).collect());
+    assert_eq!(group(4).unwrap_err(), SubmitError::Overloaded { waiting: 0, limit: 3 });
+    let waiting = group(2).unwrap();
+    for _ in 0..5 {
+        assert_eq!(group(2).unwrap_err(), SubmitError::Overloaded { waiting: 2, limit: 3 });
+    }
+    // One that is refused for itself takes the others with it, and no place is lost.
+    let unknown = request(0, 4, 2);
+    let unknown = Request { prompt: vec![VOCAB as u32], ..unknown };
+    let mixed = ensemble.submit_all(vec![request(0, 4, 2), unknown]);
+    assert!(matches!(mixed, Err(SubmitError::UnknownToken { .. })), "{mixed:?}");
+    let third = group(1).unwrap();
+    drop(first);
+    for (id, generation) in waiting.into_iter().enumerate() {
+        assert_eq!(read(generation).await.0, expected(&request(id as u32, 4, 2)));
+    }
+    drop(third);
+    until("every place is free again", || group(3).is_ok()).await;
+    finish(ensemble, &factory).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_exceeds_the_waiting_bound_is_overload() {
     let mut factory = FakeFactory::new();
     factory.step_time = Duration::from_millis(30);

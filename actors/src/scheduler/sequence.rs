@@ -128,7 +128,12 @@ impl Sequence {
 
     /// What shards must know before the first span of a life.
     pub(super) fn announcement(&self) -> NewSequence {
-        NewSequence { sequence: self.id, sampling: self.sampling.clone(), logprobs: self.logprobs }
+        NewSequence {
+            sequence: self.id,
+            prompt_len: self.prompt_len,
+            sampling: self.sampling.clone(),
+            logprobs: self.logprobs,
+        }
     }
 
     /// Plans the next `count` tokens in `step`. Blocks for them are already in the table.

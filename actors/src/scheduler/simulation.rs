@@ -81,7 +81,7 @@ fn solo(request: &Request) -> Outcome {
         outcome.prompt_logprobs = positions.map(|at| logprobs_of(&history[..at], history[at], top)).collect();
     }
     while outcome.sampled.len() < request.max_tokens {
-        let token = draw(&history, request.sampling.seed);
+        let token = draw(&history, request.prompt.len(), request.sampling.seed);
         let logprobs = request.logprobs.map(|top| logprobs_of(&history, token, top));
         outcome.sampled.push(Sampled { token, logprobs });
         history.push(token);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use consort_kernels::sampling::{SamplingParams, log_probabilities, sample};
+use consort_kernels::sampling::{SamplingParams, TokenHistory, log_probabilities, sample};
 use consort_parallel::{
     batch::{Batch, BatchSpan},
     collective::Collective,
@@ -36,6 +36,7 @@ pub struct ModelExecutor {
 /// What a shard knows of a sequence.
 struct SequenceState {
     sampling: SamplingParams,
+    history: TokenHistory,
     logprobs: Option<u32>,
     table: Vec<BlockId>,
     len: usize,
@@ -114,6 +115,7 @@ impl ModelExecutor {
             }
             let rows = first_row..self.batch.tokens.len();
             state.last_sampled = None;
+            state.history.extend(&self.batch.tokens[rows.clone()]);
             state.len += rows.len();
             state.table.extend_from_slice(&span.new_blocks);
             check_span(span, state, rows.len(), &self.kv).map_err(refuse)?;
@@ -147,6 +149,7 @@ impl ModelExecutor {
                 if wants_logprobs.is_some() {
                     self.raw.extend_from_slice(row); // The sampler writes in the row.
                 }
+                state.sampling.adjustments.apply(row, &state.history);
                 let drawn = sample(row, &state.sampling, position);
                 // A sequence without a token ends when this step is absorbed; a step planned ahead needs any id.
                 let token = drawn.unwrap_or(0);
@@ -222,6 +225,7 @@ impl ShardExecutor for ModelExecutor {
 impl SequenceState {
     fn new(new: &NewSequence) -> Self {
         Self {
+            history: TokenHistory::new(new.prompt_len, &new.sampling.adjustments),
             sampling: new.sampling.clone(),
             logprobs: new.logprobs,
             table: Vec::new(),

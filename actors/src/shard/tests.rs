@@ -6,7 +6,7 @@ use consort_kernels::{
     DType,
     device::Device,
     kv_append::PageShape,
-    sampling::{SamplingParams, log_probabilities, sample},
+    sampling::{Adjustments, SamplingParams, log_probabilities, sample},
 };
 use consort_parallel::{
     batch::Batch,
@@ -123,7 +123,7 @@ fn sampling() -> SamplingParams {
 }
 
 fn begin(sequence: u64, logprobs: Option<u32>) -> NewSequence {
-    NewSequence { sequence: SequenceId(sequence), sampling: sampling(), logprobs }
+    NewSequence { sequence: SequenceId(sequence), prompt_len: 0, sampling: sampling(), logprobs }
 }
 
 fn span(sequence: u64, tokens: Tokens, new_blocks: &[u32], output: Output) -> Span {
@@ -344,51 +344,168 @@ fn an_aborted_collective_is_not_the_rank_s_fault() {
     assert!(matches!(&error, ShardError::Aborted { reason } if reason == "rank 1 is gone"), "{error}");
 }
 
-#[test]
-fn scheduler_and_executor_together_equal_solo_runs() {
+/// A request whose draws depend on everything that a request can change, or on nothing of it.
+fn demanding(id: u64, prompt: Vec<u32>) -> Request {
+    let some = id % 4 != 0;
+    let adjustments = Adjustments {
+        min_tokens: (id * 5 % 40) as u32,
+        masked_until_min: vec![3, 4],
+        logit_bias: vec![(id as u32 % 20, 3.0), (5, -100.0)],
+        repetition_penalty: 0.8 + id as f32 / 8.0,
+        frequency_penalty: id as f32 / 6.0 - 1.0,
+        presence_penalty: 1.0 - id as f32 / 9.0,
+    };
+    Request {
+        prompt,
+        sampling: SamplingParams {
+            temperature: if id % 3 == 0 { 0.0 } else { 0.9 },
+            adjustments: if some { adjustments } else { Adjustments::default() },
+            ..sampling()
+        },
+        max_tokens: 50,
+        stop_token_ids: vec![3, 4],
+        logprobs: None,
+        prompt_logprobs: None,
+    }
+}
+
+fn prompts() -> Vec<Vec<u32>> {
+    (0..16u32).map(|id| (0..3 + id * 3).map(|at| (at * 7 + id) % (VOCAB as u32 - 1)).collect()).collect()
+}
+
+/// What `request` must yield: a token at a time, each row changed by the plain definition.
+fn solo(request: &Request) -> Vec<u32> {
+    let Adjustments { min_tokens, masked_until_min, logit_bias, .. } = &request.sampling.adjustments;
+    let penalties = &request.sampling.adjustments;
+    let mut history = request.prompt.clone();
+    let output = |history: &[u32]| history[request.prompt.len()..].to_vec();
+    while output(&history).len() < request.max_tokens {
+        let so_far = output(&history);
+        let mut row = logits_after(&history);
+        for (token, logit) in row.iter_mut().enumerate() {
+            let token = token as u32;
+            if so_far.len() < *min_tokens as usize && masked_until_min.contains(&token) {
+                *logit = f32::NEG_INFINITY;
+            }
+            logit_bias.iter().filter(|(biased, _)| *biased == token).for_each(|(_, bias)| *logit += bias);
+            if history.contains(&token) {
+                let penalty = penalties.repetition_penalty;
+                *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+            }
+            let count = so_far.iter().filter(|&&seen| seen == token).count();
+            if count > 0 {
+                *logit -= penalties.frequency_penalty * count as f32;
+                *logit -= penalties.presence_penalty;
+            }
+        }
+        let token = sample(&mut row, &request.sampling, history.len() as u64).unwrap();
+        history.push(token);
+        if request.stop_token_ids.contains(&token) {
+            break;
+        }
+    }
+    output(&history)
+}
+
+/// Runs requests over one scheduler and one executor, at most `depth` steps ahead. Preemptions come with the tokens.
+fn run_together(requests: &[Request], depth: usize, num_blocks: usize) -> (Vec<Vec<u32>>, u64) {
     let config = SchedulerConfig {
         max_num_seqs: 4,
         max_num_batched_tokens: 24,
-        max_model_len: 100,
+        max_model_len: 128,
         max_waiting_requests: 16,
     };
-    let cache = CacheSpec { block_size: BLOCK, num_blocks: BLOCKS };
+    let cache = CacheSpec { block_size: BLOCK, num_blocks };
     let mut scheduler = Scheduler::new(config, cache, VOCAB, Epoch(4));
     let mut executor = alone();
-    let prompts: Vec<Vec<u32>> =
-        (0..12u32).map(|id| (0..3 + id * 3).map(|at| (at * 7 + id) % VOCAB as u32).collect()).collect();
-    for (id, prompt) in prompts.iter().enumerate() {
-        let request = Request {
-            prompt: prompt.clone(),
-            sampling: sampling(),
-            max_tokens: 50,
-            stop_token_ids: vec![3],
-            logprobs: None,
-            prompt_logprobs: None,
-        };
-        scheduler.submit(SequenceId(id as u64), request).unwrap();
+    for (id, request) in requests.iter().enumerate() {
+        scheduler.submit(SequenceId(id as u64), request.clone()).unwrap();
     }
-    let (mut results, mut histories) = (std::collections::VecDeque::new(), prompts.clone());
+    let (mut results, mut outputs) = (std::collections::VecDeque::new(), vec![Vec::new(); requests.len()]);
     while !scheduler.is_idle() {
-        while let Some(plan) = scheduler.plan() {
+        while results.len() < depth {
+            let Some(plan) = scheduler.plan() else { break };
             results.push_back(executor.execute(&plan).unwrap());
         }
         for event in scheduler.absorb(results.pop_front().expect("progress")).unwrap() {
             scheduler.check_invariants();
-            if let GenerationEvent::Token(sampled) = event.event {
-                histories[event.sequence.0 as usize].push(sampled.token);
-            } else {
-                let last = GenerationEvent::Finished(FinishReason::Length);
-                assert!(event.event == last || histories[event.sequence.0 as usize].ends_with(&[3]));
+            match event.event {
+                GenerationEvent::Token(sampled) => outputs[event.sequence.0 as usize].push(sampled.token),
+                GenerationEvent::Finished(_) => {}
+                other => panic!("{other:?}"),
             }
         }
     }
-    for (prompt, history) in prompts.iter().zip(&histories) {
-        let mut solo = prompt.clone();
-        while solo.len() < prompt.len() + 50 && (solo.len() == prompt.len() || solo.last() != Some(&3)) {
-            solo.push(draw(&solo));
-        }
-        assert_eq!(history, &solo);
+    (outputs, scheduler.counters().preemptions)
+}
+
+#[test]
+fn preempted_sequences_draw_what_they_draw_alone_whatever_changes_their_logits() {
+    let requests: Vec<Request> =
+        prompts().into_iter().enumerate().map(|(id, prompt)| demanding(id as u64, prompt)).collect();
+    let expected: Vec<Vec<u32>> = requests.iter().map(solo).collect();
+    let plain = |request: &Request| {
+        solo(&Request {
+            sampling: SamplingParams { adjustments: Adjustments::default(), ..sampling() },
+            ..request.clone()
+        })
+    };
+    let changed =
+        requests.iter().zip(&expected).filter(|(request, tokens)| plain(request) != **tokens).count();
+    assert!(changed > 10, "the penalties are meant to matter, and did for {changed}");
+    for depth in [1, 2] {
+        let (outputs, preemptions) = run_together(&requests, depth, BLOCKS);
+        assert_eq!(outputs, expected, "depth {depth}");
+        assert!(preemptions > 0, "the pool is meant to be too small");
     }
-    assert!(scheduler.counters().preemptions > 0, "the pool is meant to be too small");
+}
+
+#[test]
+fn a_request_with_penalties_draws_the_same_among_fifteen_others_as_alone() {
+    let prompts = prompts();
+    let mut requests: Vec<Request> =
+        prompts.iter().enumerate().map(|(id, prompt)| demanding(id as u64 + 1, prompt.clone())).collect();
+    for own in [0, 6, 15] {
+        let (alone, _) = run_together(&requests[own..=own], 2, BLOCKS);
+        let (together, _) = run_together(&requests, 2, BLOCKS);
+        assert_eq!(together[own], alone[0]);
+        // In other company, and at another place of the batch.
+        requests.rotate_left(5);
+        let (elsewhere, _) = run_together(&requests, 2, BLOCKS);
+        assert_eq!(elsewhere[(own + 11) % 16], alone[0]);
+        requests.rotate_right(5);
+    }
+}
+
+#[test]
+fn no_stop_token_is_drawn_before_the_minimum() {
+    let mut at_minimum = 0;
+    for id in 0..24 {
+        let mut request = demanding(1, vec![id, id + 1]);
+        request.sampling = SamplingParams { seed: u64::from(id), ..sampling() };
+        request.sampling.adjustments = Adjustments {
+            min_tokens: 6,
+            masked_until_min: vec![3, 4],
+            logit_bias: vec![(3, 9.0)],
+            ..Default::default()
+        };
+        let (outputs, _) = run_together(&[request], 2, BLOCKS);
+        let stopped = outputs[0].iter().position(|token| [3, 4].contains(token));
+        assert!(stopped.is_none_or(|at| at >= 6), "{outputs:?}");
+        at_minimum += usize::from(stopped == Some(6));
+    }
+    assert!(at_minimum > 12, "the bias makes an end likely as soon as it is allowed: {at_minimum}");
+}
+
+#[test]
+fn log_probabilities_are_of_the_logits_before_any_change() {
+    let mut executor = alone();
+    let mut new = begin(0, Some(3));
+    new.sampling.adjustments = Adjustments { logit_bias: vec![(9, 100.0)], ..Default::default() };
+    let run = vec![span(0, given(0..4), &[0], Output::Sample)];
+    let result = executor.execute(&plan(0, vec![new], run)).unwrap();
+    let drawn = &result.outputs[0].sampled[0];
+    let (logprob, top) = log_probabilities(&logits_after(&[0, 1, 2, 3]), 9, 3);
+    let reported = drawn.logprobs.as_ref().unwrap();
+    assert_eq!((drawn.token, reported.logprob, &reported.top), (9, logprob, &top));
 }

@@ -1,17 +1,19 @@
 //! From one row of logits to one token.
 //!
-//! Order, as in vLLM: temperature, min-p, top-k, top-p, draw. Greedy (temperature below 1e-5) takes the largest logit,
-//! ties to the lowest id.
+//! Order, as in vLLM: what the request changes ([`Adjustments`]), temperature, min-p, top-k, top-p, draw. Greedy
+//! (temperature below 1e-5) takes the largest logit after the changes, ties to the lowest id.
 //!
 //! **Draws** are Gumbel-max over a counter-based generator: the token that maximises `logit / temperature + g` wins,
 //! where `g` depends on (seed, position, token) alone. So a draw depends neither on the order in which candidates are
 //! looked at, nor on the batch, the step or the number of ranks; a replayed sequence draws the same tokens.
 
+mod adjust;
 mod filters;
 mod random;
 #[cfg(test)]
 mod tests;
 
+pub use adjust::{Adjustments, TokenHistory};
 use filters::keep_candidates;
 use random::gumbel_argmax;
 
@@ -31,15 +33,19 @@ pub struct SamplingParams {
     pub min_p: f32,
     /// Key of the counter-based generator; with the position it fixes every draw.
     pub seed: u64,
+    /// Changes of the logits before any of the above.
+    pub adjustments: Adjustments,
 }
 
 impl Default for SamplingParams {
     fn default() -> Self {
-        Self { temperature: 1.0, top_k: None, top_p: 1.0, min_p: 0.0, seed: 0 }
+        let adjustments = Adjustments::default();
+        Self { temperature: 1.0, top_k: None, top_p: 1.0, min_p: 0.0, seed: 0, adjustments }
     }
 }
 
-/// The token at `position` (its index in the sequence). `logits` is used as scratch: its contents are lost.
+/// The token at `position` (its index in the sequence), from logits that [`Adjustments::apply`] has changed. `logits` is
+/// used as scratch: its contents are lost.
 ///
 /// NaN counts as minus infinity. `None` when no logit is left that could be chosen: the model broke down on this
 /// sequence, and any token would be a lie.

@@ -15,9 +15,11 @@ fn history_hash(history: &[u32]) -> u64 {
     history.iter().fold(0x1234_5678, |hash, &token| mix(hash ^ u64::from(token)))
 }
 
-/// The "model": the token after `history`, drawn with `seed` at the history's length.
-pub(super) fn draw(history: &[u32], seed: u64) -> u32 {
-    (mix(history_hash(history) ^ mix(seed ^ history.len() as u64)) % VOCAB as u64) as u32
+/// The "model": the token after `history`, drawn with `seed` at the history's length. As with penalties, it matters
+/// how much of the history is prompt.
+pub(super) fn draw(history: &[u32], prompt_len: usize, seed: u64) -> u32 {
+    let key = mix(seed ^ history.len() as u64) ^ mix(prompt_len as u64);
+    (mix(history_hash(history) ^ key) % VOCAB as u64) as u32
 }
 
 pub(super) fn logprobs_of(history: &[u32], token: u32, top: u32) -> TokenLogprobs {
@@ -38,6 +40,7 @@ pub(in crate::scheduler) struct SimShard {
 }
 
 struct SimSequence {
+    prompt_len: usize,
     sampling: SamplingParams,
     logprobs: Option<u32>,
     table: Vec<BlockId>,
@@ -94,6 +97,7 @@ impl SimShard {
             assert!(plan.run.iter().any(|span| span.sequence == new.sequence), "begun without running");
             assert!(!plan.end.contains(&new.sequence), "begun and ended in one step");
             let state = SimSequence {
+                prompt_len: new.prompt_len,
                 sampling: new.sampling.clone(),
                 logprobs: new.logprobs,
                 table: Vec::new(),
@@ -150,7 +154,7 @@ impl SimShard {
             }
         };
         if sample {
-            let token = draw(&history, state.sampling.seed);
+            let token = draw(&history, state.prompt_len, state.sampling.seed);
             state.last = Some(token);
             let logprobs = state.logprobs.map(|top| logprobs_of(&history, token, top));
             output.sampled.push(Sampled { token, logprobs });
