@@ -100,6 +100,6 @@ pub struct GenerationDefaults {
     pub top_p: Option<f32>,
     /// Min-p.
     pub min_p: Option<f32>,
-    /// Repetition penalty. Nothing applies it yet; it is read so that its presence can be told.
+    /// Repetition penalty.
     pub repetition_penalty: Option<f32>,
 }

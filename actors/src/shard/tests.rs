@@ -346,7 +346,7 @@ fn an_aborted_collective_is_not_the_rank_s_fault() {
 
 /// A request whose draws depend on everything that a request can change, or on nothing of it.
 fn demanding(id: u64, prompt: Vec<u32>) -> Request {
-    let some = id % 4 != 0;
+    let some = !id.is_multiple_of(4);
     let adjustments = Adjustments {
         min_tokens: (id * 5 % 40) as u32,
         masked_until_min: vec![3, 4],
@@ -358,7 +358,7 @@ fn demanding(id: u64, prompt: Vec<u32>) -> Request {
     Request {
         prompt,
         sampling: SamplingParams {
-            temperature: if id % 3 == 0 { 0.0 } else { 0.9 },
+            temperature: if id.is_multiple_of(3) { 0.0 } else { 0.9 },
             adjustments: if some { adjustments } else { Adjustments::default() },
             ..sampling()
         },

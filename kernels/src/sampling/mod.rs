@@ -44,8 +44,8 @@ impl Default for SamplingParams {
     }
 }
 
-/// The token at `position` (its index in the sequence), from logits that [`Adjustments::apply`] has changed. `logits` is
-/// used as scratch: its contents are lost.
+/// The token at `position` (its index in the sequence), from logits that [`Adjustments::apply`] has changed. `logits`
+/// is used as scratch: its contents are lost.
 ///
 /// NaN counts as minus infinity. `None` when no logit is left that could be chosen: the model broke down on this
 /// sequence, and any token would be a lie.

@@ -55,6 +55,18 @@ pub(super) struct RunArgs {
     /// 0 is greedy; at most 2. The model's own default where absent.
     #[arg(long, value_name = "T")]
     pub(super) temperature: Option<f32>,
+    /// Divides the logits of tokens seen before (multiplies negative ones); 1 is neutral.
+    #[arg(long, value_name = "R")]
+    pub(super) repetition_penalty: Option<f32>,
+    /// Taken off a token's logit for each time it was generated; -2 to 2.
+    #[arg(long, value_name = "F", allow_negative_numbers = true)]
+    pub(super) frequency_penalty: Option<f32>,
+    /// Taken off the logit of every token that was generated; -2 to 2.
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub(super) presence_penalty: Option<f32>,
+    /// Tokens to generate before the answer may end.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(super) min_tokens: usize,
     /// Fixes every draw.
     #[arg(long, value_name = "N")]
     pub(super) seed: Option<i64>,

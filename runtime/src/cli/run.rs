@@ -31,6 +31,10 @@ pub(super) async fn run(args: RunArgs) -> anyhow::Result<()> {
     let options = GenerateOptions {
         max_tokens: args.max_tokens,
         temperature: args.temperature,
+        repetition_penalty: args.repetition_penalty,
+        frequency_penalty: args.frequency_penalty,
+        presence_penalty: args.presence_penalty,
+        min_tokens: args.min_tokens,
         seed: args.seed,
         ..GenerateOptions::default()
     };

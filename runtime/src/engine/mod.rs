@@ -10,6 +10,7 @@ mod live;
 mod options;
 mod sizing;
 mod stream;
+mod submit;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -20,25 +21,23 @@ use std::{
     time::Duration,
 };
 
-use consort_actors::{Ensemble, EnsembleState, Request, Status, SubmitError};
-use serde_json::{Map, Value, json};
+use consort_actors::{Ensemble, EnsembleState, Status};
+use serde_json::{Map, Value};
 
 pub use self::{
     builder::EngineBuilder,
     live::LiveRequest,
     options::{GenerateOptions, Prompt},
     stream::{Completion, Finish, FinishReason, StopReason, TextDelta, TextEvent, TextStream, Usage},
-    validate::{LOGPROBS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, STOP_TOKENS_MAX},
+    validate::{
+        CHOICES_MAX, LOGIT_BIAS_MAX, LOGPROBS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, STOP_TOKENS_MAX,
+    },
 };
-use self::{
-    live::LiveRequests,
-    stream::Composer,
-    validate::{Limits, validate},
-};
+use self::{live::LiveRequests, validate::Limits};
 use crate::{
     error::RequestError,
-    metrics::{EngineMetrics, RequestTimer},
-    text::{ChatInput, ChatTemplate, IncrementalDecoder, StopMatcher, TemplateError, Tokenizer},
+    metrics::EngineMetrics,
+    text::{ChatTemplate, TemplateError, Tokenizer},
 };
 
 /// How often a wait for the engine's failure looks: the ensemble tells its state only when asked.
@@ -149,11 +148,7 @@ impl Engine {
         prompt: impl Into<Prompt>,
         options: GenerateOptions,
     ) -> Result<TextStream, RequestError> {
-        let tokens = match prompt.into() {
-            Prompt::Tokens(tokens) => tokens,
-            Prompt::Text(text) => self.encode(&text, options.add_special_tokens.unwrap_or(true))?,
-        };
-        self.submit(tokens, &options)
+        self.generate_n(vec![prompt.into()], &options, 1).map(only)
     }
 
     /// Continues a chat, through the model's chat template.
@@ -163,75 +158,7 @@ impl Engine {
 
     /// Continues a chat with options for the template.
     pub fn chat_with(&self, messages: &[Message], options: ChatOptions) -> Result<TextStream, RequestError> {
-        let Some(template) = &self.inner.template else {
-            return Err(RequestError::NoChatTemplate { model: self.inner.model_name.clone() });
-        };
-        let messages: Vec<Value> = messages
-            .iter()
-            .map(|message| json!({"role": message.role, "content": message.content}))
-            .collect();
-        let text = template.render(&ChatInput {
-            messages: &messages,
-            tools: None,
-            add_generation_prompt: options.add_generation_prompt,
-            kwargs: Some(&options.template_kwargs),
-        })?;
-        let add_special_tokens = options.generate.add_special_tokens.unwrap_or(false);
-        let tokens = self.encode(&text, add_special_tokens)?;
-        self.submit(tokens, &options.generate)
-    }
-
-    /// Tokenises, unless the text is so long that it cannot fit whatever its tokens are: encoding megabytes takes
-    /// seconds.
-    fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, RequestError> {
-        let Inner { tokenizer, limits, .. } = &*self.inner;
-        let (tokens_min, max_model_len) = (tokenizer.tokens_min(text), limits.max_model_len);
-        if tokens_min > max_model_len {
-            return Err(RequestError::TextTooLong { bytes: text.len(), tokens_min, max_model_len });
-        }
-        Ok(tokenizer.encode(text, add_special_tokens)?)
-    }
-
-    fn submit(&self, prompt: Vec<u32>, options: &GenerateOptions) -> Result<TextStream, RequestError> {
-        let inner = &*self.inner;
-        let valid = validate(options, &inner.limits, fresh_u64)?;
-        let max_model_len = inner.limits.max_model_len;
-        if prompt.len() > max_model_len {
-            // The ensemble would say the same, after the prompt was copied and looked through.
-            let max_tokens = valid.max_tokens.unwrap_or(1);
-            let prompt_tokens = prompt.len();
-            return Err(SubmitError::TooLong { prompt_tokens, max_tokens, max_model_len }.into());
-        }
-        // A prompt that fills the context is refused by the scheduler, which needs at least one token to refuse.
-        let room = (max_model_len - prompt.len()).max(1);
-        let max_tokens = valid.max_tokens.unwrap_or(room);
-        let decoder =
-            IncrementalDecoder::after(Arc::clone(&inner.tokenizer), valid.skip_special_tokens, &prompt);
-        let stops = StopMatcher::new(valid.stop, valid.include_stop)?;
-        let generation = inner.ensemble.submit(Request {
-            prompt: prompt.clone(),
-            sampling: valid.sampling,
-            max_tokens,
-            stop_token_ids: valid.stop_token_ids.clone(),
-            logprobs: valid.logprobs,
-            prompt_logprobs: valid.prompt_logprobs,
-        })?;
-        let sequence = generation.sequence().0;
-        let request_id = options.request_id.clone().unwrap_or_else(|| format!("{:016x}", fresh_u64()));
-        tracing::debug!(request_id, sequence, prompt_tokens = prompt.len(), max_tokens, "request admitted");
-        let live = inner.live.enter(sequence, request_id.clone(), prompt.len(), Box::new(generation));
-        let timer = RequestTimer::start(Arc::clone(&inner.metrics), prompt.len(), valid.max_tokens);
-        let composer = Composer {
-            decoder,
-            stops,
-            eos_token_ids: inner.limits.eos_token_ids.clone(),
-            stop_token_ids: valid.stop_token_ids,
-            include_stop: valid.include_stop,
-            max_tokens,
-            usage: Usage { prompt_tokens: prompt.len(), ..Usage::default() },
-            ready: Default::default(),
-        };
-        Ok(TextStream::new(composer, timer, live, prompt, request_id))
+        self.chat_n(messages, &options, 1).map(only)
     }
 
     /// Cancels the open requests of that name at once; how many there were. Their streams end with
@@ -293,11 +220,6 @@ impl Engine {
         self.inner.limits.max_model_len
     }
 
-    /// Most requests that wait for their turn.
-    pub(crate) fn max_waiting_requests(&self) -> usize {
-        self.inner.limits.max_waiting_requests
-    }
-
     /// When the engine became ready, in seconds of Unix time.
     pub fn started_unix_seconds(&self) -> u64 {
         self.inner.started_unix_seconds
@@ -307,6 +229,11 @@ impl Engine {
     pub fn render_metrics(&self) -> String {
         self.inner.metrics.render(&self.inner.ensemble.status())
     }
+}
+
+/// The stream of a request with one prompt and one choice.
+fn only(mut streams: Vec<TextStream>) -> TextStream {
+    streams.pop().expect("one prompt with one choice is one stream")
 }
 
 /// The checkpoint's template; a checkpoint without one serves plain prompts.

@@ -1,5 +1,7 @@
 //! What a caller may ask of a generation: raw, as given. [`super::validate`] turns it into what runs.
 
+use std::collections::BTreeMap;
+
 /// What to continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
@@ -47,7 +49,20 @@ pub struct GenerateOptions {
     pub top_k: Option<i64>,
     /// Drop tokens less likely than this times the best one; in `[0, 1]`.
     pub min_p: Option<f32>,
-    /// Fixes every draw. `-1` or absent: drawn once, when the request is admitted.
+    /// Divides positive logits of tokens in prompt or output, and multiplies negative ones; in `[0.01, 100]`, neutral
+    /// at 1.
+    pub repetition_penalty: Option<f32>,
+    /// Taken off a token's logit for each time it was generated; in `[-2, 2]`, neutral at 0.
+    pub frequency_penalty: Option<f32>,
+    /// Taken off the logit of every token that was generated; in `[-2, 2]`, neutral at 0.
+    pub presence_penalty: Option<f32>,
+    /// Added to the logits of these tokens, each in `[-100, 100]`; at most 1024 entries.
+    pub logit_bias: BTreeMap<u32, f32>,
+    /// Tokens to generate before an end-of-sequence token, a stop token or a stop string can end the generation; at
+    /// most `max_tokens`.
+    pub min_tokens: usize,
+    /// Fixes every draw; of several choices, choice `i` draws with this plus `i`. `-1` or absent: drawn once, when the
+    /// request is admitted.
     pub seed: Option<i64>,
     /// Strings that end the generation and are left out of it.
     pub stop: Vec<String>,
@@ -78,6 +93,11 @@ impl Default for GenerateOptions {
             top_p: None,
             top_k: None,
             min_p: None,
+            repetition_penalty: None,
+            frequency_penalty: None,
+            presence_penalty: None,
+            logit_bias: BTreeMap::new(),
+            min_tokens: 0,
             seed: None,
             stop: Vec::new(),
             stop_token_ids: Vec::new(),

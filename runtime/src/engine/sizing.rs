@@ -5,6 +5,7 @@ mod tests;
 
 use consort_parallel::config::{GenerationDefaults, ModelConfig};
 
+use super::validate::{REPETITION_PENALTY_MAX, REPETITION_PENALTY_MIN};
 use crate::error::EngineError;
 
 /// KV memory over all ranks when none is asked for: a modest share of a developer's machine.
@@ -78,14 +79,10 @@ pub(super) fn sane(defaults: &GenerationDefaults) -> GenerationDefaults {
         tracing::warn!(name, value, "generation_config.json has a value out of range; ignored");
         None
     };
-    if let Some(penalty) = defaults.repetition_penalty.filter(|penalty| *penalty != 1.0) {
-        tracing::warn!(
-            penalty,
-            "the checkpoint asks for a repetition_penalty, which is not supported; answers are generated without it"
-        );
-    }
     GenerationDefaults {
-        repetition_penalty: None,
+        repetition_penalty: keep("repetition_penalty", defaults.repetition_penalty, |v| {
+            (REPETITION_PENALTY_MIN..=REPETITION_PENALTY_MAX).contains(&v)
+        }),
         temperature: keep("temperature", defaults.temperature, |v| (0.0..=2.0).contains(&v)),
         top_p: keep("top_p", defaults.top_p, |v| v > 0.0 && v <= 1.0),
         min_p: keep("min_p", defaults.min_p, |v| (0.0..=1.0).contains(&v)),

@@ -119,6 +119,8 @@ pub(crate) struct Composer {
     /// Every token that ends this generation.
     pub(crate) stop_token_ids: Vec<u32>,
     pub(crate) include_stop: bool,
+    /// Stop strings count only in what comes after this many tokens.
+    pub(crate) min_tokens: usize,
     pub(crate) max_tokens: usize,
     pub(crate) usage: Usage,
     pub(crate) ready: VecDeque<TextEvent>,
@@ -138,7 +140,7 @@ impl Composer {
                 } else {
                     self.decoder.push(sampled.token)
                 };
-                let (text, stopped) = match self.stops.push(&text) {
+                let (text, stopped) = match self.look_for_stops(&text) {
                     StopPush::Emit(text) => (text, None),
                     StopPush::Stopped { text, matched } => (text, Some(matched)),
                 };
@@ -166,10 +168,18 @@ impl Composer {
         Ok(false)
     }
 
+    fn look_for_stops(&mut self, text: &str) -> StopPush {
+        if self.usage.completion_tokens > self.min_tokens {
+            self.stops.push(text)
+        } else {
+            StopPush::Emit(self.stops.pass(text))
+        }
+    }
+
     /// Hands out what detokeniser and stop matcher still hold.
     fn flush(&mut self) {
         let rest = self.decoder.flush();
-        let mut text = match self.stops.push(&rest) {
+        let mut text = match self.look_for_stops(&rest) {
             StopPush::Emit(text) | StopPush::Stopped { text, .. } => text,
         };
         text.push_str(&self.stops.flush());

@@ -6,7 +6,7 @@
 #[cfg(test)]
 mod tests;
 
-use consort_kernels::sampling::SamplingParams;
+use consort_kernels::sampling::{Adjustments, SamplingParams};
 use consort_parallel::config::GenerationDefaults;
 
 use super::GenerateOptions;
@@ -20,6 +20,16 @@ pub const STOP_STRINGS_MAX: usize = 256;
 pub const STOP_STRING_BYTES_MAX: usize = 1024;
 /// Most stop tokens of a request.
 pub const STOP_TOKENS_MAX: usize = 256;
+/// Most biased tokens of a request: three times what OpenAI takes. Each is an addition per token drawn.
+pub const LOGIT_BIAS_MAX: usize = 1024;
+/// Most choices of one prompt, as OpenAI's.
+pub const CHOICES_MAX: usize = 128;
+/// Least repetition penalty. Beyond these two a logit says nothing any more, and its arithmetic overflows at last.
+pub(super) const REPETITION_PENALTY_MIN: f32 = 0.01;
+/// Greatest repetition penalty.
+pub(super) const REPETITION_PENALTY_MAX: f32 = 100.0;
+/// Greatest size of a bias, as OpenAI's.
+const BIAS_MAX: f32 = 100.0;
 /// Temperatures between 0 and this are raised to it: below, float32 logits overflow when divided.
 const TEMPERATURE_FLOOR: f32 = 0.01;
 /// Longest name of a request in bytes; it is repeated in every log line.
@@ -41,6 +51,7 @@ pub(crate) struct Validated {
     pub(crate) sampling: SamplingParams,
     /// Absent: whatever the context holds after the prompt.
     pub(crate) max_tokens: Option<usize>,
+    pub(crate) min_tokens: usize,
     pub(crate) stop: Vec<String>,
     /// End-of-sequence tokens (unless ignored) and the caller's.
     pub(crate) stop_token_ids: Vec<u32>,
@@ -77,6 +88,7 @@ pub(crate) fn validate(
             Some(seed) if seed != -1 => seed.cast_unsigned(),
             _ => seed_drawn(),
         },
+        adjustments: adjustments(options, limits)?,
     };
     max_tokens(options, limits)?;
     stop_strings(&options.stop)?;
@@ -88,6 +100,7 @@ pub(crate) fn validate(
     Ok(Validated {
         sampling,
         max_tokens: options.max_tokens,
+        min_tokens: options.min_tokens,
         stop: options.stop.clone(),
         stop_token_ids: stop_tokens(options, limits)?,
         include_stop: options.include_stop_str_in_output,
@@ -132,6 +145,85 @@ fn max_tokens(options: &GenerateOptions, limits: &Limits) -> Result<(), RequestE
         )),
         _ => Ok(()),
     }
+}
+
+/// What changes the logits. The minimum also masks end-of-sequence tokens that are ignored as ends, as vLLM's does.
+fn adjustments(options: &GenerateOptions, limits: &Limits) -> Result<Adjustments, RequestError> {
+    let penalty = |field, value: Option<f32>| {
+        let value = value.unwrap_or(0.0);
+        in_range(field, value, -2.0, 2.0).map(|()| value)
+    };
+    let repetition = options.repetition_penalty.or(limits.defaults.repetition_penalty).unwrap_or(1.0);
+    in_range("repetition_penalty", repetition, REPETITION_PENALTY_MIN, REPETITION_PENALTY_MAX)?;
+    let min_tokens = min_tokens(options, limits)?;
+    let mut masked_until_min = Vec::new();
+    if min_tokens > 0 {
+        masked_until_min = stop_tokens(options, limits)?;
+        masked_until_min.extend_from_slice(&limits.eos_token_ids);
+        masked_until_min.sort_unstable();
+        masked_until_min.dedup();
+        if masked_until_min.len() >= limits.vocab_size {
+            return Err(invalid("min_tokens", "leaves no token to generate: every token is a stop token"));
+        }
+    }
+    Ok(Adjustments {
+        min_tokens,
+        masked_until_min,
+        logit_bias: logit_bias(options, limits)?,
+        repetition_penalty: repetition,
+        frequency_penalty: penalty("frequency_penalty", options.frequency_penalty)?,
+        presence_penalty: penalty("presence_penalty", options.presence_penalty)?,
+    })
+}
+
+fn min_tokens(options: &GenerateOptions, limits: &Limits) -> Result<u32, RequestError> {
+    let (min, max_model_len) = (options.min_tokens, limits.max_model_len);
+    match options.max_tokens {
+        Some(max) if min > max => {
+            Err(invalid("min_tokens", format!("must be at most max_tokens = {max}, got {min}")))
+        }
+        _ if min > max_model_len => Err(invalid(
+            "min_tokens",
+            format!("asks for {min} tokens, but this model's maximum context length is {max_model_len}"),
+        )),
+        // A context beyond u32 has no such minimum in practice.
+        _ => Ok(u32::try_from(min).unwrap_or(u32::MAX)),
+    }
+}
+
+fn logit_bias(options: &GenerateOptions, limits: &Limits) -> Result<Vec<(u32, f32)>, RequestError> {
+    const FIELD: &str = "logit_bias";
+    let (count, vocab_size) = (options.logit_bias.len(), limits.vocab_size);
+    if count > LOGIT_BIAS_MAX {
+        return Err(invalid(FIELD, format!("has {count} entries, at most {LOGIT_BIAS_MAX} are allowed")));
+    }
+    for (&token, &bias) in &options.logit_bias {
+        if token as usize >= vocab_size {
+            return Err(invalid(FIELD, format!("token {token} is outside the vocabulary of {vocab_size}")));
+        }
+        if !(-BIAS_MAX..=BIAS_MAX).contains(&bias) {
+            let range = format!("must be in [-{BIAS_MAX}, {BIAS_MAX}], got {bias}");
+            return Err(invalid(FIELD, format!("the bias of token {token} {range}")));
+        }
+    }
+    Ok(options.logit_bias.iter().map(|(&token, &bias)| (token, bias)).collect())
+}
+
+/// Checks how many choices a request of `prompts` prompts may ask for: more than can ever wait would be refused as
+/// overload, and sent again, for ever.
+pub(crate) fn choices(n: usize, prompts: usize, limits: &Limits) -> Result<(), RequestError> {
+    if !(1..=CHOICES_MAX).contains(&n) {
+        return Err(invalid("n", format!("must be in [1, {CHOICES_MAX}], got {n}")));
+    }
+    let limit = limits.max_waiting_requests;
+    if prompts.saturating_mul(n) <= limit {
+        return Ok(());
+    }
+    let queue = format!("this server queues at most {limit} (max_waiting_requests); send fewer at a time");
+    Err(match n {
+        1 => invalid("prompt", format!("has {prompts} prompts, and {queue}")),
+        _ => invalid("n", format!("asks for {n} choices of {prompts} prompts, and {queue}")),
+    })
 }
 
 fn stop_strings(stop: &[String]) -> Result<(), RequestError> {

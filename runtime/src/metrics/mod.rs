@@ -27,7 +27,7 @@ mod tests;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicUsize, Ordering},
     },
     time::Instant,
 };
@@ -214,9 +214,30 @@ impl InstrumentSet<'_> {
     }
 }
 
+/// The choices of one prompt, which vLLM's histograms count as one request: it is told when the last has ended.
+pub(crate) struct Siblings {
+    n: usize,
+    open: AtomicUsize,
+    /// Tokens of the longest so far.
+    longest: AtomicUsize,
+}
+
+impl Siblings {
+    pub(crate) fn new(n: usize) -> Self {
+        Self { n, open: AtomicUsize::new(n), longest: AtomicUsize::new(0) }
+    }
+
+    /// One ended by itself; the longest's tokens, if it was the last. A choice that is aborted stays open for ever.
+    fn ended(&self, generated: usize) -> Option<usize> {
+        let longest = self.longest.fetch_max(generated, Ordering::AcqRel).max(generated);
+        (self.open.fetch_sub(1, Ordering::AcqRel) == 1).then_some(longest)
+    }
+}
+
 /// Follows one request from admission to its end. Dropped before [`RequestTimer::finish`], it counts as aborted.
 pub(crate) struct RequestTimer {
     metrics: Arc<EngineMetrics>,
+    siblings: Arc<Siblings>,
     prompt_tokens: usize,
     /// What the request asked for, if it said so.
     max_tokens: Option<usize>,
@@ -232,10 +253,20 @@ impl RequestTimer {
         metrics: Arc<EngineMetrics>,
         prompt_tokens: usize,
         max_tokens: Option<usize>,
+        siblings: Arc<Siblings>,
     ) -> Self {
         let now = Instant::now();
-        let (generated, finished) = (0, false);
-        Self { metrics, prompt_tokens, max_tokens, started: now, first: None, last: now, generated, finished }
+        Self {
+            metrics,
+            siblings,
+            prompt_tokens,
+            max_tokens,
+            started: now,
+            first: None,
+            last: now,
+            generated: 0,
+            finished: false,
+        }
     }
 
     /// One more token arrived.
@@ -265,8 +296,10 @@ impl RequestTimer {
         self.metrics.e2e.record(self.started.elapsed().as_secs_f64());
         self.metrics.request_prompt_tokens.record(self.prompt_tokens as f64);
         self.metrics.request_generation_tokens.record(self.generated as f64);
-        self.metrics.request_max_num_generation_tokens.record(self.generated as f64);
-        self.metrics.params_n.record(1.0);
+        if let Some(longest) = self.siblings.ended(self.generated) {
+            self.metrics.request_max_num_generation_tokens.record(longest as f64);
+            self.metrics.params_n.record(self.siblings.n as f64);
+        }
         if let Some(max_tokens) = self.max_tokens {
             self.metrics.params_max_tokens.record(max_tokens as f64);
         }

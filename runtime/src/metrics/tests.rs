@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use consort_actors::{EnsembleState, Status};
 
-use super::{EngineMetrics, Outcome, RequestTimer};
+use super::{EngineMetrics, Outcome, RequestTimer, Siblings};
 
 fn status() -> Status {
     Status {
@@ -24,6 +24,10 @@ fn status() -> Status {
 
 fn metrics(model: &str) -> Arc<EngineMetrics> {
     Arc::new(EngineMetrics::new(model, 16, 8).expect("buckets are valid"))
+}
+
+fn alone() -> Arc<Siblings> {
+    Arc::new(Siblings::new(1))
 }
 
 fn has(text: &str, line: &str) -> bool {
@@ -51,7 +55,7 @@ fn gauges_and_counters_carry_vllms_names_and_labels() {
 #[test]
 fn a_finished_request_fills_its_histograms() {
     let metrics = metrics("tiny");
-    let mut timer = RequestTimer::start(Arc::clone(&metrics), 12, Some(3));
+    let mut timer = RequestTimer::start(Arc::clone(&metrics), 12, Some(3), alone());
     (0..3).for_each(|_| timer.token());
     timer.finish(Outcome::Length);
     drop(timer);
@@ -84,9 +88,35 @@ fn a_finished_request_fills_its_histograms() {
 }
 
 #[test]
+fn choices_of_one_prompt_are_one_request_with_the_longest_choice() {
+    let metrics = metrics("tiny");
+    let siblings = Arc::new(Siblings::new(3));
+    let start = || RequestTimer::start(Arc::clone(&metrics), 4, None, Arc::clone(&siblings));
+    for (mut timer, tokens) in [start(), start(), start()].into_iter().zip([2, 7, 5]) {
+        (0..tokens).for_each(|_| timer.token());
+        assert!(
+            !metrics
+                .render(&status())
+                .contains("vllm:request_params_n_sum{model_name=\"tiny\",engine=\"0\"} 3")
+        );
+        timer.finish(Outcome::Length);
+    }
+    let text = metrics.render(&status());
+    for line in [
+        "vllm:request_success_total{model_name=\"tiny\",engine=\"0\",finished_reason=\"length\"} 3",
+        "vllm:request_generation_tokens_sum{model_name=\"tiny\",engine=\"0\"} 14",
+        "vllm:request_max_num_generation_tokens_sum{model_name=\"tiny\",engine=\"0\"} 7",
+        "vllm:request_max_num_generation_tokens_count{model_name=\"tiny\",engine=\"0\"} 1",
+        "vllm:request_params_n_sum{model_name=\"tiny\",engine=\"0\"} 3",
+    ] {
+        assert!(has(&text, line), "{line} is missing in\n{text}");
+    }
+}
+
+#[test]
 fn a_dropped_request_counts_as_aborted() {
     let metrics = metrics("tiny");
-    drop(RequestTimer::start(Arc::clone(&metrics), 1, None));
+    drop(RequestTimer::start(Arc::clone(&metrics), 1, None, alone()));
     let line = "vllm:request_success_total{model_name=\"tiny\",engine=\"0\",finished_reason=\"abort\"} 1";
     assert!(has(&metrics.render(&status()), line));
 }
@@ -94,7 +124,7 @@ fn a_dropped_request_counts_as_aborted() {
 #[test]
 fn two_engines_do_not_mix() {
     let (one, two) = (metrics("one"), metrics("two"));
-    RequestTimer::start(Arc::clone(&one), 1, None).finish(Outcome::Stop);
+    RequestTimer::start(Arc::clone(&one), 1, None, alone()).finish(Outcome::Stop);
     let text = two.render(&status());
     assert!(!text.contains("model_name=\"one\""));
     let line = "vllm:request_success_total{model_name=\"two\",engine=\"0\",finished_reason=\"stop\"} 0";
@@ -110,7 +140,7 @@ fn names_of_models_are_escaped() {
 #[test]
 fn every_metric_that_the_module_promises_is_there() {
     let metrics = metrics("tiny");
-    let mut timer = RequestTimer::start(Arc::clone(&metrics), 1, Some(2));
+    let mut timer = RequestTimer::start(Arc::clone(&metrics), 1, Some(2), alone());
     (0..2).for_each(|_| timer.token());
     timer.finish(Outcome::Length);
     let text = metrics.render(&status());

@@ -8,6 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use consort_actors::plan::TokenLogprobs;
+use futures_util::future::try_join_all;
 
 use super::{
     AppState, RequestId, body,
@@ -18,7 +19,10 @@ use super::{
         ChatRequest, StreamOptions, TokenEntry, TopEntry, Usage, finite,
     },
 };
-use crate::{engine, text::Tokenizer};
+use crate::{
+    engine::{self, Completion, TextStream},
+    text::Tokenizer,
+};
 
 pub(super) async fn handle(
     State(state): State<Arc<AppState>>,
@@ -28,7 +32,7 @@ pub(super) async fn handle(
     let engine = state.engine()?;
     let bytes = body::read(request, state.settings.body_limit_bytes).await?;
     let (submitting, request_id) = (engine.clone(), id.0.clone());
-    let (common, stream) = body::prepare(&state, bytes, move |bytes| {
+    let (common, streams) = body::prepare(&state, bytes, move |bytes| {
         let ChatRequest { mut common, messages, add_generation_prompt, template_kwargs } =
             ChatRequest::parse(&bytes)?;
         drop(bytes);
@@ -36,12 +40,15 @@ pub(super) async fn handle(
         common.options.request_id = Some(request_id);
         let generate = std::mem::take(&mut common.options);
         let options = engine::ChatOptions { generate, add_generation_prompt, template_kwargs };
-        let stream = submitting.chat_with(&messages, options)?;
-        Ok((common, stream))
+        let streams = submitting.chat_n(&messages, &options, common.n);
+        let streams = streams.map_err(|error| ApiError::from(error).of_chat())?;
+        Ok((common, streams))
     })
     .await?;
 
-    let prompt_token_ids = common.return_token_ids.then(|| stream.prompt_tokens().to_vec());
+    let prompt = streams.first().map_or(&[][..], TextStream::prompt_tokens);
+    let usage = engine::Usage { prompt_tokens: prompt.len(), ..engine::Usage::default() };
+    let prompt_token_ids = common.return_token_ids.then(|| prompt.to_vec());
     let head = Head {
         id: format!("chatcmpl-{}", id.0),
         created: super::unix_seconds(),
@@ -49,28 +56,35 @@ pub(super) async fn handle(
         tokenizer: Arc::clone(engine.tokenizer()),
     };
     if common.stream {
-        let usage = engine::Usage { prompt_tokens: stream.prompt_tokens().len(), ..engine::Usage::default() };
-        let options = common.stream_options;
-        return Ok(sse::respond(vec![stream], ChatWriter { head, options, prompt_token_ids, usage }));
+        let (options, usages) = (common.stream_options, vec![usage; streams.len()]);
+        return Ok(sse::respond(streams, ChatWriter { head, options, prompt_token_ids, usages }));
     }
-    let done = stream.collect().await?;
+    // All are read together: one left alone would count as a slow reader.
+    let done = try_join_all(streams.into_iter().map(TextStream::collect)).await?;
+    let usage = Usage::sum(done.iter().map(|completion| completion.finish.usage), done.len());
+    let with_ids = common.return_token_ids;
+    let choices = done.into_iter().enumerate();
     let answer = ChatAnswer {
         id: &head.id,
         object: "chat.completion",
         created: head.created,
         model: &head.model,
-        choices: vec![ChatChoice {
-            index: 0,
-            message: ChatMessageOut { role: "assistant", content: done.text },
-            logprobs: logprobs(&head.tokenizer, &done.logprobs),
-            finish_reason: done.finish.reason.as_str(),
-            stop_reason: done.finish.stop_reason.map(Into::into),
-            token_ids: common.return_token_ids.then_some(done.tokens),
-        }],
-        usage: Usage::sum([done.finish.usage]),
+        choices: choices.map(|(index, done)| choice(&head.tokenizer, index, done, with_ids)).collect(),
+        usage,
         prompt_token_ids: prompt_token_ids.as_deref(),
     };
     Ok(Json(answer).into_response())
+}
+
+fn choice(tokenizer: &Tokenizer, index: usize, done: Completion, with_ids: bool) -> ChatChoice {
+    ChatChoice {
+        index,
+        message: ChatMessageOut { role: "assistant", content: done.text },
+        logprobs: logprobs(tokenizer, &done.logprobs),
+        finish_reason: done.finish.reason.as_str(),
+        stop_reason: done.finish.stop_reason.map(Into::into),
+        token_ids: with_ids.then_some(done.tokens),
+    }
 }
 
 /// What every chunk repeats.
@@ -86,20 +100,25 @@ struct ChatWriter {
     options: StreamOptions,
     /// Told in the first chunk; its presence also asks for `token_ids`.
     prompt_token_ids: Option<Vec<u32>>,
-    usage: engine::Usage,
+    /// By choice.
+    usages: Vec<engine::Usage>,
 }
 
 impl ChatWriter {
-    fn chunk(&self, choices: Vec<ChatChunkChoice>, first: bool) -> String {
-        let with_usage = self.options.continuous_usage() || choices.is_empty();
+    fn chunk(&self, choice: Option<ChatChunkChoice>, first: bool) -> String {
+        let usage = match &choice {
+            Some(choice) if self.options.continuous_usage() => Some(Usage::one(self.usages[choice.index])),
+            Some(_) => None,
+            None => Some(Usage::sum(self.usages.iter().copied(), self.usages.len())),
+        };
         let chunk = ChatChunk {
             id: &self.head.id,
             object: "chat.completion.chunk",
             created: self.head.created,
             model: &self.head.model,
-            choices,
+            choices: choice.into_iter().collect(),
             prompt_token_ids: self.prompt_token_ids.as_deref().filter(|_| first),
-            usage: with_usage.then(|| Usage::sum([self.usage])),
+            usage,
         };
         serde_json::to_string(&chunk).expect("strings and numbers always serialise")
     }
@@ -107,16 +126,18 @@ impl ChatWriter {
 
 impl ChunkWriter for ChatWriter {
     fn begin(&mut self) -> Vec<String> {
-        let delta = ChatDelta { role: Some("assistant"), content: Some(String::new()) };
-        let choice = ChatChunkChoice {
-            index: 0,
-            delta,
-            logprobs: None,
-            finish_reason: None,
-            stop_reason: None,
-            token_ids: None,
+        let opening = |index| {
+            let choice = ChatChunkChoice {
+                index,
+                delta: ChatDelta { role: Some("assistant"), content: Some(String::new()) },
+                logprobs: None,
+                finish_reason: None,
+                stop_reason: None,
+                token_ids: None,
+            };
+            self.chunk(Some(choice), index == 0)
         };
-        vec![self.chunk(vec![choice], true)]
+        (0..self.usages.len()).map(opening).collect()
     }
 
     fn part(&mut self, index: usize, part: Part) -> Vec<String> {
@@ -124,10 +145,10 @@ impl ChunkWriter for ChatWriter {
             return Vec::new();
         }
         let delta = part.delta.unwrap_or_default();
-        self.usage.completion_tokens += delta.tokens.len();
+        self.usages[index].completion_tokens += delta.tokens.len();
         let (finish_reason, stop_reason) = match part.finish {
             Some(finish) => {
-                self.usage = finish.usage;
+                self.usages[index] = finish.usage;
                 (Some(finish.reason.as_str()), finish.stop_reason)
             }
             None => (None, None),
@@ -140,14 +161,14 @@ impl ChunkWriter for ChatWriter {
             stop_reason: stop_reason.map(Into::into),
             token_ids: self.prompt_token_ids.is_some().then_some(delta.tokens),
         };
-        vec![self.chunk(vec![choice], false)]
+        vec![self.chunk(Some(choice), false)]
     }
 
     fn end(&mut self) -> Vec<String> {
         if !self.options.include_usage() {
             return Vec::new();
         }
-        vec![self.chunk(Vec::new(), false)]
+        vec![self.chunk(None, false)]
     }
 }
 

@@ -15,12 +15,12 @@ use super::{
     error::ApiError,
     sse::{self, ChunkWriter, Part},
     wire::{
-        CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest, StreamOptions,
+        Common, CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest, StreamOptions,
         TopLogprobs, Usage, finite,
     },
 };
 use crate::{
-    engine::{self, Engine, GenerateOptions, Prompt, TextStream},
+    engine::{self, Engine, Prompt, TextStream},
     error::RequestError,
     text::Tokenizer,
 };
@@ -38,7 +38,7 @@ pub(super) async fn handle(
         drop(bytes);
         super::check_model(common.model.as_deref(), &submitting)?;
         common.options.request_id = Some(request_id);
-        let (echo_texts, streams) = submit(&submitting, prompts, echo, &common.options)?;
+        let (echo_texts, streams) = submit(&submitting, prompts, echo, &common)?;
         Ok((common, echo_texts, streams))
     })
     .await?;
@@ -65,6 +65,7 @@ pub(super) async fn handle(
         options: common.stream_options,
         with_logprobs,
         return_token_ids: common.return_token_ids,
+        n: common.n,
         choices,
     };
     if common.stream {
@@ -79,45 +80,31 @@ struct Echo {
     logprobs: bool,
 }
 
-/// Submits every prompt. When one is refused, those before it are cancelled by being dropped.
+/// Submits every prompt, `n` times. When one is refused, none is admitted.
 fn submit(
     engine: &Engine,
     prompts: Vec<Prompt>,
     echo: bool,
-    options: &GenerateOptions,
+    common: &Common,
 ) -> Result<(Echo, Vec<TextStream>), RequestError> {
-    let limit = engine.max_waiting_requests();
-    if prompts.len() > limit {
-        // Refused as overload it would be sent again, for ever.
-        let message = format!(
-            "has {} prompts, and this server queues at most {limit} (max_waiting_requests); send fewer at a time",
-            prompts.len()
-        );
-        return Err(RequestError::Invalid { field: "prompt", message });
-    }
-    let mut texts = Vec::with_capacity(prompts.len());
-    let mut streams = Vec::with_capacity(prompts.len());
-    for prompt in prompts {
-        let given = match &prompt {
-            Prompt::Text(text) if echo => Some(text.clone()),
-            _ => None,
-        };
-        let stream = engine.generate(prompt, options.clone())?;
-        let text = match (echo, given) {
-            (false, _) => None,
-            (true, Some(text)) => Some(text),
-            (true, None) => Some(engine.tokenizer().decode(stream.prompt_tokens(), false)),
-        };
-        texts.push(text);
-        streams.push(stream);
-    }
-    Ok((Echo { texts, logprobs: options.logprobs.is_some() }, streams))
+    let given = |prompt: &Prompt| match prompt {
+        Prompt::Text(text) if echo => Some(text.clone()),
+        _ => None,
+    };
+    let given: Vec<Option<String>> = prompts.iter().map(given).collect();
+    let streams = engine.generate_n(prompts, &common.options, common.n)?;
+    let text = |(index, stream): (usize, &TextStream)| match &given[index / common.n] {
+        Some(text) => Some(text.clone()),
+        None => echo.then(|| engine.tokenizer().decode(stream.prompt_tokens(), false)),
+    };
+    let texts = streams.iter().enumerate().map(text).collect();
+    Ok((Echo { texts, logprobs: common.options.logprobs.is_some() }, streams))
 }
 
 /// The answer in one piece. All generations are read together: one left alone would count as a slow reader.
 async fn whole(mut writer: CompletionWriter, streams: Vec<TextStream>) -> Result<Response, ApiError> {
     let done = try_join_all(streams.into_iter().map(TextStream::collect)).await?;
-    let usage = Usage::sum(done.iter().map(|completion| completion.finish.usage));
+    let usage = Usage::sum(done.iter().map(|completion| completion.finish.usage), writer.n);
     let mut choices = Vec::with_capacity(done.len());
     for (index, completion) in done.into_iter().enumerate() {
         let delta = engine::TextDelta {
@@ -160,6 +147,8 @@ struct CompletionWriter {
     options: StreamOptions,
     with_logprobs: bool,
     return_token_ids: bool,
+    /// Choices of each prompt.
+    n: usize,
     choices: Vec<Choice>,
 }
 
@@ -228,7 +217,7 @@ impl ChunkWriter for CompletionWriter {
 
     fn part(&mut self, index: usize, part: Part) -> Vec<String> {
         let Some(choice) = self.choice(index, part) else { return Vec::new() };
-        let usage = self.options.continuous_usage().then(|| Usage::sum([self.choices[index].usage]));
+        let usage = self.options.continuous_usage().then(|| Usage::one(self.choices[index].usage));
         vec![self.chunk(vec![choice], usage)]
     }
 
@@ -236,7 +225,8 @@ impl ChunkWriter for CompletionWriter {
         if !self.options.include_usage() {
             return Vec::new();
         }
-        vec![self.chunk(Vec::new(), Some(Usage::sum(self.choices.iter().map(|choice| choice.usage))))]
+        let usage = Usage::sum(self.choices.iter().map(|choice| choice.usage), self.n);
+        vec![self.chunk(Vec::new(), Some(usage))]
     }
 }
 

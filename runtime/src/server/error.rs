@@ -47,6 +47,19 @@ impl ApiError {
         Self { param: Some(field), ..Self::new(StatusCode::BAD_REQUEST, "BadRequestError", text) }
     }
 
+    /// 400: the caller's mistake, in a field that the message need not name.
+    fn about(field: &str, message: String) -> Self {
+        Self { param: Some(field.into()), ..Self::bad_request(message) }
+    }
+
+    /// The same error where the prompt is made of messages.
+    pub(crate) fn of_chat(mut self) -> Self {
+        if self.param.as_deref() == Some("prompt") {
+            self.param = Some("messages".into());
+        }
+        self
+    }
+
     /// 400: the caller's mistake, in no particular field.
     pub(crate) fn bad_request(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "BadRequestError", message)
@@ -141,12 +154,11 @@ impl From<RequestError> for ApiError {
             RequestError::Invalid { field, message } => Self::field(*field, message),
             RequestError::Submit(submit) => from_submit(submit),
             RequestError::Generation(generation) => from_generation(generation),
-            RequestError::Text(_)
-            | RequestError::TextTooLong { .. }
-            | RequestError::NoChatTemplate { .. } => Self::bad_request(error.to_string()),
-            RequestError::Template(_) => {
-                Self { param: Some("messages".into()), ..Self::bad_request(error.to_string()) }
+            RequestError::TextTooLong { .. } => Self::about("prompt", error.to_string()),
+            RequestError::Text(_) | RequestError::NoChatTemplate { .. } => {
+                Self::bad_request(error.to_string())
             }
+            RequestError::Template(_) => Self::about("messages", error.to_string()),
             RequestError::Cancelled => Self::unavailable(error.to_string()),
         }
     }
@@ -155,11 +167,11 @@ impl From<RequestError> for ApiError {
 fn from_submit(error: &SubmitError) -> ApiError {
     let message = error.to_string();
     match error {
-        SubmitError::EmptyPrompt | SubmitError::UnknownToken { .. } => {
-            let error = ApiError::bad_request(message);
-            ApiError { param: Some("prompt".into()), ..error }
+        SubmitError::EmptyPrompt | SubmitError::UnknownToken { .. } => ApiError::about("prompt", message),
+        SubmitError::TooLong { prompt_tokens, max_model_len, .. } if prompt_tokens >= max_model_len => {
+            ApiError::about("prompt", message)
         }
-        SubmitError::TooLong { .. } | SubmitError::NeverFits { .. } => ApiError::bad_request(message),
+        SubmitError::TooLong { .. } | SubmitError::NeverFits { .. } => ApiError::about("max_tokens", message),
         SubmitError::Overloaded { .. } => {
             ApiError::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequestsError", message)
         }

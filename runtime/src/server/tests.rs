@@ -1,3 +1,5 @@
+mod choices;
+
 use std::{
     net::SocketAddr,
     sync::Arc,
@@ -359,12 +361,14 @@ async fn mistakes_are_answered_with_their_status_type_and_field() {
     let server = start(settings).await;
     let answer = server.complete(json!({"prompt": "a", "temperature": 9})).await;
     assert_error(&answer, 400, "BadRequestError", Some("temperature"));
-    let answer = server.complete(json!({"prompt": "a", "n": 2})).await;
+    let answer = server.complete(json!({"prompt": "a", "n": 129})).await;
     assert_error(&answer, 400, "BadRequestError", Some("n"));
+    let answer = server.complete(json!({"prompt": "a".repeat(700), "max_tokens": 4000})).await;
+    assert_error(&answer, 400, "BadRequestError", Some("max_tokens"));
     let answer = server.complete(json!({"prompt": [9999]})).await;
     assert_error(&answer, 400, "BadRequestError", Some("prompt"));
     let answer = server.complete(json!({"prompt": "a", "max_tokens": testing::CONTEXT})).await;
-    assert_error(&answer, 400, "BadRequestError", None);
+    assert_error(&answer, 400, "BadRequestError", Some("max_tokens"));
     let answer = server.complete(json!({"prompt": "a", "model": "other"})).await;
     assert_error(&answer, 404, "NotFoundError", Some("model"));
     assert_error(&server.get("/v1/nothing").await, 404, "NotFoundError", None);
@@ -629,7 +633,7 @@ async fn long_bodies_are_prepared_one_per_core_at_a_time_and_answered_alike() {
     let server = start(ServerSettings::default()).await;
     let words = "b ".repeat(1 << 15);
     let refused = server.complete(json!({"prompt": words})).await;
-    assert_error(&refused, 400, "BadRequestError", None);
+    assert_error(&refused, 400, "BadRequestError", Some("prompt"));
     let message = refused.json()["error"]["message"].to_string();
     assert!(message.contains("65536 bytes") && message.contains("maximum context length"), "{message}");
     // A long body with a short prompt is served, on another thread than a short body's.

@@ -68,27 +68,34 @@ impl StopMatcher {
                 return self.stop_at(already + offset + 1, length);
             }
         }
-        let open = self.needles.iter().map(|needle| needle.matched).max().unwrap_or(0);
-        // A stop string begins with a whole character, so this is never inside one.
-        let kept = self.held.split_off(self.held.len() - open);
-        StopPush::Emit(std::mem::replace(&mut self.held, kept))
+        StopPush::Emit(self.release())
     }
 
-    /// Adds text in which no stop string counts (before a minimum length is reached), and returns all that
-    /// was held.
+    /// Adds text in which no stop string may end (before a minimum length is reached), and returns what is certain. As
+    /// in vLLM, one that begins in such text may end in later text.
     pub fn pass(&mut self, text: &str) -> String {
         if self.stopped {
             return String::new();
         }
-        self.needles.iter_mut().for_each(|needle| needle.matched = 0);
-        let mut all = std::mem::take(&mut self.held);
-        all.push_str(text);
-        all
+        self.held.push_str(text);
+        for byte in text.bytes() {
+            self.needles.iter_mut().for_each(|needle| needle.step_over(byte));
+        }
+        self.release()
     }
 
     /// Ends the stream: what was held back can no longer become a stop string.
     pub fn flush(&mut self) -> String {
-        self.pass("")
+        self.needles.iter_mut().for_each(|needle| needle.matched = 0);
+        std::mem::take(&mut self.held)
+    }
+
+    /// Takes out what can no longer be part of a stop string.
+    fn release(&mut self) -> String {
+        let open = self.needles.iter().map(|needle| needle.matched).max().unwrap_or(0);
+        // A stop string begins with a whole character, so this is never inside one.
+        let kept = self.held.split_off(self.held.len() - open);
+        std::mem::replace(&mut self.held, kept)
     }
 
     fn stop_at(&mut self, end: usize, length: usize) -> StopPush {
@@ -119,6 +126,13 @@ impl Needle {
             fallback[at] = length;
         }
         Ok(Needle { text, fallback, matched: 0 })
+    }
+
+    /// Takes a byte with which the needle does not count as complete.
+    fn step_over(&mut self, byte: u8) {
+        if self.step(byte).is_some() {
+            self.matched = self.fallback[self.matched - 1];
+        }
     }
 
     /// Takes a byte; the needle's length once it is complete. Not to be called after that.

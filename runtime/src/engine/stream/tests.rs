@@ -16,7 +16,7 @@ use super::{Composer, Finish, FinishReason, StopReason, TextDelta, TextEvent, Te
 use crate::{
     engine::live::{EventSource, LiveRequests},
     error::RequestError,
-    metrics::{EngineMetrics, RequestTimer},
+    metrics::{EngineMetrics, RequestTimer, Siblings},
     testing::{self, IM_END},
     text::{IncrementalDecoder, StopMatcher, Tokenizer},
 };
@@ -34,6 +34,7 @@ fn composer(stops: &[&str], include_stop: bool, max_tokens: usize) -> Composer {
         eos_token_ids: vec![IM_END],
         stop_token_ids: vec![CALLERS, IM_END],
         include_stop,
+        min_tokens: 0,
         max_tokens,
         usage: Usage { prompt_tokens: 4, ..Usage::default() },
         ready: VecDeque::new(),
@@ -126,6 +127,25 @@ fn an_included_stop_string_is_the_last_text() {
 }
 
 #[test]
+fn stop_strings_count_only_after_the_minimum_and_may_begin_before_it() {
+    let run_with = |min_tokens, text: &str, max_tokens| {
+        let mut events = tokens(text);
+        events.push(GenerationEvent::Finished(ActorsReason::Length));
+        run(Composer { min_tokens, ..composer(&["END"], false, max_tokens) }, events).0
+    };
+    // Complete with token 4: one more than the minimum, as with stop tokens.
+    let out = run_with(3, "xEND..", 6);
+    assert_eq!((text(&out).as_str(), finish(&out).usage.completion_tokens), ("x", 4));
+    let out = run_with(4, "xENDxEND", 8);
+    assert_eq!((text(&out).as_str(), finish(&out).usage.completion_tokens), ("xENDx", 8));
+    assert_eq!(finish(&out).stop_reason, Some(StopReason::Text("END".into())));
+    let out = run_with(4, "xEND", 4);
+    assert_eq!((text(&out).as_str(), finish(&out).reason), ("xEND", FinishReason::Length));
+    let events = run_with(4, "xENEND", 6);
+    assert_eq!(text(&events), "xEN");
+}
+
+#[test]
 fn what_was_held_back_for_a_stop_string_is_told_when_the_length_is_used_up() {
     let mut events = tokens("xEN");
     events.push(GenerationEvent::Finished(ActorsReason::Length));
@@ -175,7 +195,7 @@ fn a_failure_is_the_streams_failure() {
 
 fn stream(composer: Composer, requests: &LiveRequests, source: EventSource) -> TextStream {
     let metrics = Arc::new(EngineMetrics::new("tiny", 16, 8).expect("buckets are valid"));
-    let timer = RequestTimer::start(metrics, 4, None);
+    let timer = RequestTimer::start(metrics, 4, None, Arc::new(Siblings::new(1)));
     let live = requests.enter(0, "mine".into(), 4, source);
     TextStream::new(composer, timer, live, vec![1; 4], "mine".into())
 }

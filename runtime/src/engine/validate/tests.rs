@@ -1,6 +1,6 @@
 use consort_parallel::config::GenerationDefaults;
 
-use super::{Limits, Validated, validate};
+use super::{Limits, Validated, choices, validate};
 use crate::{engine::GenerateOptions, error::RequestError};
 
 fn limits() -> Limits {
@@ -67,6 +67,90 @@ fn every_number_out_of_range_is_refused_by_its_name() {
     assert_eq!(refused(GenerateOptions { prompt_logprobs: Some(21), ..none() }), "prompt_logprobs");
     assert_eq!(refused(GenerateOptions { max_tokens: Some(51), ..none() }), "max_tokens");
     assert_eq!(refused(GenerateOptions { max_tokens: Some(usize::MAX), ..none() }), "max_tokens");
+}
+
+#[test]
+fn penalties_out_of_range_are_refused_by_their_names() {
+    let none = GenerateOptions::default;
+    for bad in [-2.1, 2.1, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let options = GenerateOptions { frequency_penalty: Some(bad), ..none() };
+        assert_eq!(refused(options), "frequency_penalty", "{bad}");
+        let options = GenerateOptions { presence_penalty: Some(bad), ..none() };
+        assert_eq!(refused(options), "presence_penalty", "{bad}");
+        let options = GenerateOptions { logit_bias: [(5, bad * 50.0)].into(), ..none() };
+        assert_eq!(refused(options), "logit_bias", "{bad}");
+    }
+    for bad in [0.0, -1.0, 0.009, 100.1, f32::NAN, f32::INFINITY] {
+        let options = GenerateOptions { repetition_penalty: Some(bad), ..none() };
+        assert_eq!(refused(options), "repetition_penalty", "{bad}");
+    }
+    for (penalty, repetition, bias) in [(-2.0, 0.01, -100.0), (2.0, 100.0, 100.0)] {
+        let valid = check(GenerateOptions {
+            frequency_penalty: Some(penalty),
+            presence_penalty: Some(penalty),
+            repetition_penalty: Some(repetition),
+            logit_bias: [(99, bias), (3, 1.0)].into(),
+            ..none()
+        });
+        let adjustments = valid.expect("the ends are inside").sampling.adjustments;
+        assert_eq!(adjustments.logit_bias, [(3, 1.0), (99, bias)]);
+        assert_eq!((adjustments.frequency_penalty, adjustments.repetition_penalty), (penalty, repetition));
+    }
+}
+
+#[test]
+fn absent_penalties_are_neutral_but_for_the_checkpoints_repetition() {
+    let neutral = check(GenerateOptions::default()).expect("valid").sampling.adjustments;
+    assert_eq!(neutral, Default::default());
+    let mut limits = limits();
+    limits.defaults.repetition_penalty = Some(1.2);
+    let repetition = |options: GenerateOptions| {
+        validate(&options, &limits, || 0).expect("valid").sampling.adjustments.repetition_penalty
+    };
+    assert_eq!(repetition(GenerateOptions::default()), 1.2);
+    assert_eq!(repetition(GenerateOptions { repetition_penalty: Some(1.0), ..Default::default() }), 1.0);
+}
+
+#[test]
+fn biased_tokens_are_in_the_vocabulary_and_not_too_many() {
+    let bias = |ids: std::ops::Range<u32>| GenerateOptions {
+        logit_bias: ids.map(|id| (id, 1.0)).collect(),
+        ..Default::default()
+    };
+    assert!(check(bias(0..100)).is_ok());
+    assert_eq!(refused(bias(100..101)), "logit_bias");
+    assert_eq!(refused(bias(0..1025)), "logit_bias");
+}
+
+#[test]
+fn a_minimum_masks_every_end_also_ignored_ones_and_stays_within_bounds() {
+    let min = |min_tokens| GenerateOptions { min_tokens, stop_token_ids: vec![9], ..Default::default() };
+    let valid = check(min(5)).expect("valid");
+    assert_eq!(valid.sampling.adjustments.masked_until_min, [2, 7, 9]);
+    assert_eq!((valid.min_tokens, valid.sampling.adjustments.min_tokens), (5, 5));
+    let ignoring = check(GenerateOptions { ignore_eos: true, ..min(5) }).expect("valid");
+    assert_eq!(ignoring.sampling.adjustments.masked_until_min, [2, 7, 9]);
+    assert_eq!(ignoring.stop_token_ids, [9]);
+    assert!(check(min(0)).expect("valid").sampling.adjustments.masked_until_min.is_empty());
+
+    assert!(check(GenerateOptions { max_tokens: Some(5), ..min(5) }).is_ok());
+    assert_eq!(refused(GenerateOptions { max_tokens: Some(4), ..min(5) }), "min_tokens");
+    assert_eq!(refused(min(51)), "min_tokens");
+    assert_eq!(refused(min(usize::MAX)), "min_tokens");
+    let everything = GenerateOptions { stop_token_ids: (0..100).collect(), ..min(1) };
+    assert_eq!(refused(everything), "min_tokens");
+}
+
+#[test]
+fn choices_are_counted_and_can_all_wait() {
+    let field = |n, prompts| match choices(n, prompts, &limits()) {
+        Ok(()) => "",
+        Err(RequestError::Invalid { field, .. }) => field,
+        Err(other) => panic!("{other}"),
+    };
+    assert_eq!((field(1, 8), field(8, 1), field(2, 4)), ("", "", ""));
+    assert_eq!((field(0, 1), field(129, 1), field(usize::MAX, usize::MAX)), ("n", "n", "n"));
+    assert_eq!((field(9, 1), field(3, 3), field(1, 9)), ("n", "n", "prompt"));
 }
 
 #[test]

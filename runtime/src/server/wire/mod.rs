@@ -3,6 +3,7 @@
 //! A body is kept as raw fields ([`Fields`]) and each field is parsed by itself: an error names its field, unknown
 //! fields cost nothing, and a long token array never exists as a tree of values.
 
+mod bias;
 mod bounded;
 mod chat;
 mod completions;
@@ -19,7 +20,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use self::bounded::Bounded;
+use self::{bias::LogitBias, bounded::Bounded};
 pub(crate) use self::{
     chat::{
         ChatAnswer, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessageOut,
@@ -93,6 +94,8 @@ pub(crate) struct Common {
     pub(crate) stream: bool,
     pub(crate) stream_options: StreamOptions,
     pub(crate) return_token_ids: bool,
+    /// Choices of each prompt.
+    pub(crate) n: usize,
     /// All but `max_tokens`, `logprobs` and `request_id`, which the endpoints spell differently.
     pub(crate) options: GenerateOptions,
 }
@@ -110,6 +113,11 @@ impl Common {
             top_p: fields.get("top_p")?,
             top_k: fields.get("top_k")?,
             min_p: fields.get("min_p")?,
+            repetition_penalty: fields.get("repetition_penalty")?,
+            frequency_penalty: fields.get("frequency_penalty")?,
+            presence_penalty: fields.get("presence_penalty")?,
+            logit_bias: fields.get::<LogitBias>("logit_bias")?.unwrap_or_default().0,
+            min_tokens: fields.get("min_tokens")?.unwrap_or(0),
             seed: fields.get("seed")?,
             stop: fields.get::<OneOrMany>("stop")?.unwrap_or_default().0,
             stop_token_ids: fields
@@ -127,8 +135,21 @@ impl Common {
             stream,
             stream_options: stream_options.unwrap_or_default(),
             return_token_ids: fields.flag("return_token_ids", false)?,
+            n: choices(fields)?,
             options,
         })
+    }
+}
+
+/// `n`; the best of exactly as many is all of them.
+fn choices(fields: &Fields<'_>) -> Result<usize, ApiError> {
+    let n = fields.get("n")?.unwrap_or(1);
+    match fields.get::<usize>("best_of")? {
+        Some(best_of) if best_of != n => Err(ApiError::field(
+            "best_of",
+            format!("only n = {n} is supported by this server, got {best_of}"),
+        )),
+        _ => Ok(n),
     }
 }
 
@@ -197,12 +218,20 @@ pub(crate) struct PromptTokensDetails {
 }
 
 impl Usage {
-    pub(crate) fn sum(parts: impl IntoIterator<Item = engine::Usage>) -> Self {
+    /// Of a single choice.
+    pub(crate) fn one(part: engine::Usage) -> Self {
+        Self::sum([part], 1)
+    }
+
+    /// Of all choices of a request. Each prompt has `n` in a row and is counted once.
+    pub(crate) fn sum(parts: impl IntoIterator<Item = engine::Usage>, n: usize) -> Self {
         let mut all = Self::default();
-        for part in parts {
-            all.prompt_tokens += part.prompt_tokens;
+        for (index, part) in parts.into_iter().enumerate() {
             all.completion_tokens += part.completion_tokens;
-            all.prompt_tokens_details.cached_tokens += part.cached_tokens;
+            if index.is_multiple_of(n) {
+                all.prompt_tokens += part.prompt_tokens;
+                all.prompt_tokens_details.cached_tokens += part.cached_tokens;
+            }
         }
         all.total_tokens = all.prompt_tokens + all.completion_tokens;
         all

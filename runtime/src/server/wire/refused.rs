@@ -1,6 +1,6 @@
 //! Fields that would change the answer and are not carried out: refused by name unless they are neutral.
 //!
-//! Unknown fields pass, as clients send many; but answering 200 while ignoring a grammar or a penalty would be a
+//! Unknown fields pass, as clients send many; but answering 200 while ignoring a grammar or a tool would be a
 //! silent lie.
 
 use serde_json::Value;
@@ -22,7 +22,6 @@ const REFUSED: &[&str] = &[
     "guided_grammar",
     "guided_json_object",
     "guided_structural_tag",
-    "logit_bias",
     "bad_words",
     "allowed_token_ids",
     "use_beam_search",
@@ -42,12 +41,6 @@ type Neutral = (&'static str, &'static str, fn(&Value) -> bool);
 
 /// Fields with a neutral value of their own.
 const REFUSED_UNLESS: &[Neutral] = &[
-    ("n", "1", |v| is_number(v, 1.0)),
-    ("best_of", "1", |v| is_number(v, 1.0)),
-    ("presence_penalty", "0", |v| is_number(v, 0.0)),
-    ("frequency_penalty", "0", |v| is_number(v, 0.0)),
-    ("repetition_penalty", "1", |v| is_number(v, 1.0)),
-    ("min_tokens", "0", |v| is_number(v, 0.0)),
     ("response_format", "{\"type\": \"text\"}", |v| v["type"] == "text"),
     ("tool_choice", "\"none\" or \"auto\"", |v| v == "none" || v == "auto"),
     ("function_call", "\"none\" or \"auto\"", |v| v == "none" || v == "auto"),
@@ -83,8 +76,4 @@ fn neutral(fields: &Fields<'_>, name: &str, own: impl Fn(&Value) -> bool) -> Res
         Value::Object(members) if members.is_empty() => name != "guided_json",
         other => own(other),
     })
-}
-
-fn is_number(value: &Value, neutral: f64) -> bool {
-    value.as_f64() == Some(neutral)
 }

@@ -67,6 +67,20 @@ fn an_error_names_the_field_of_the_wrong_type() {
         ("max_tokens", json!(-1)),
         ("logprobs", json!("many")),
         ("model", json!(1)),
+        ("n", json!(-1)),
+        ("n", json!(1.5)),
+        ("best_of", json!("two")),
+        ("repetition_penalty", json!("none")),
+        ("frequency_penalty", json!([0])),
+        ("presence_penalty", json!({})),
+        ("min_tokens", json!(-1)),
+        ("min_tokens", json!(2.5)),
+        ("logit_bias", json!([[5, 1.0]])),
+        ("logit_bias", json!({"five": 1})),
+        ("logit_bias", json!({"-5": 1})),
+        ("logit_bias", json!({"5": "much"})),
+        ("logit_bias", json!({"5": null})),
+        ("logit_bias", json!({"4294967296": 1})),
     ] {
         let error = refused(completion(json!({"prompt": "a", field: value})));
         assert_eq!(error.param.as_deref(), Some(field), "{}", error.message);
@@ -92,18 +106,12 @@ fn unknown_fields_are_tolerated() {
 #[test]
 fn what_would_change_the_answer_and_is_not_done_is_refused_by_name() {
     for (field, value) in [
-        ("n", json!(2)),
         ("best_of", json!(3)),
         ("tools", json!([{"type": "function"}])),
         ("tool_choice", json!("required")),
         ("response_format", json!({"type": "json_object"})),
         ("guided_json", json!({"type": "object"})),
         ("structured_outputs", json!({"regex": "a"})),
-        ("logit_bias", json!({"5": 1})),
-        ("presence_penalty", json!(0.5)),
-        ("frequency_penalty", json!(-0.5)),
-        ("repetition_penalty", json!(1.1)),
-        ("min_tokens", json!(5)),
         ("bad_words", json!(["a"])),
         ("tools", json!("x".repeat(1000))),
     ] {
@@ -121,6 +129,50 @@ fn neutral_values_of_refused_fields_pass() {
         "use_beam_search": false, "bad_words": [], "suffix": "",
     });
     assert!(chat(body).is_ok());
+}
+
+#[test]
+fn what_changes_logits_is_read_from_both_endpoints() {
+    let body = json!({
+        "prompt": "a", "messages": [{"role": "user", "content": "a"}], "n": 3, "best_of": 3, "min_tokens": 2,
+        "logit_bias": {"7": -1.5, "5": 100, "007": 2}, "presence_penalty": 0.5, "frequency_penalty": -0.5,
+        "repetition_penalty": 1.25,
+    });
+    for common in [completion(body.clone()).expect("accepted").common, chat(body).expect("accepted").common] {
+        let options = common.options;
+        assert_eq!((common.n, options.min_tokens), (3, 2));
+        assert_eq!(options.logit_bias.into_iter().collect::<Vec<_>>(), [(5, 100.0), (7, 2.0)]);
+        let penalties = (options.presence_penalty, options.frequency_penalty, options.repetition_penalty);
+        assert_eq!(penalties, (Some(0.5), Some(-0.5), Some(1.25)));
+    }
+}
+
+#[test]
+fn the_best_of_more_than_n_is_refused() {
+    for (body, passes) in [
+        (json!({"prompt": "a", "best_of": 1}), true),
+        (json!({"prompt": "a", "best_of": 3}), false),
+        (json!({"prompt": "a", "best_of": 3, "n": 2}), false),
+        (json!({"prompt": "a", "best_of": null, "n": 2}), true),
+    ] {
+        let parsed = completion(body.clone());
+        assert_eq!(parsed.is_ok(), passes, "{body}");
+        if !passes {
+            assert_eq!(refused(parsed).param.as_deref(), Some("best_of"));
+        }
+    }
+}
+
+#[test]
+fn an_absurd_number_of_biases_is_refused_while_it_is_read() {
+    let entries = |count: u32| (0..count).map(|id| format!("\"{id}\":1")).collect::<Vec<_>>().join(",");
+    let body = |count| format!("{{\"prompt\":\"a\",\"logit_bias\":{{{}}}}}", entries(count));
+    assert!(CompletionRequest::parse(body(1024).as_bytes()).is_ok());
+    let error = refused(CompletionRequest::parse(body(1025).as_bytes()));
+    assert_eq!(error.param.as_deref(), Some("logit_bias"));
+    assert!(error.message.contains("1024"), "{}", error.message);
+    let long = format!("{{\"prompt\":\"a\",\"logit_bias\":{{\"{}\":1}}}}", "x".repeat(100_000));
+    assert!(refused(CompletionRequest::parse(long.as_bytes())).message.len() < 200);
 }
 
 #[test]
@@ -197,9 +249,13 @@ fn stream_options_need_a_stream() {
 }
 
 #[test]
-fn usage_adds_up_over_choices() {
+fn usage_adds_up_over_choices_and_counts_each_prompt_once() {
     let part = engine::Usage { prompt_tokens: 3, completion_tokens: 4, cached_tokens: 1 };
-    let json = serde_json::to_value(Usage::sum([part, part])).expect("serialises");
+    assert_eq!(Usage::sum([part; 4], 4).prompt_tokens, 3);
+    let of_two = Usage::sum([part; 4], 2);
+    assert_eq!((of_two.prompt_tokens, of_two.completion_tokens, of_two.total_tokens), (6, 16, 22));
+    assert_eq!(of_two.prompt_tokens_details.cached_tokens, 2);
+    let json = serde_json::to_value(Usage::sum([part, part], 1)).expect("serialises");
     let expected = json!({"prompt_tokens": 6, "completion_tokens": 8, "total_tokens": 14,
                           "prompt_tokens_details": {"cached_tokens": 2}});
     assert_eq!(json, expected);

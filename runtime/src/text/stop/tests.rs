@@ -72,12 +72,17 @@ fn after_a_match_nothing_more_is_emitted() {
 }
 
 #[test]
-fn passed_text_cannot_be_part_of_a_match() {
+fn in_passed_text_a_match_may_begin_and_not_end() {
     let mut matcher = StopMatcher::new(["ab"], false).unwrap();
-    assert_eq!(matcher.pass("xab a"), "xab a");
-    assert_eq!(matcher.push("b"), StopPush::Emit("b".to_owned()));
-    assert_eq!(matcher.push("a"), StopPush::Emit(String::new()));
-    assert_eq!(matcher.pass("!"), "a!");
+    assert_eq!(matcher.pass("xab"), "xab");
+    assert_eq!(matcher.push("b"), StopPush::Emit("b".to_owned()), "the passed one is over");
+    assert_eq!(matcher.pass("ab a"), "ab ");
+    assert_eq!(matcher.push("b"), StopPush::Stopped { text: String::new(), matched: "ab".to_owned() });
+    let mut overlapping = StopMatcher::new(["aa"], true).unwrap();
+    assert_eq!(overlapping.pass("aaa"), "aa", "the last one may begin another");
+    assert_eq!(overlapping.push("a"), StopPush::Stopped { text: "aa".to_owned(), matched: "aa".to_owned() });
+    let mut ended = StopMatcher::new(["abc"], false).unwrap();
+    assert_eq!((ended.pass("ab"), ended.flush(), ended.pass("c")), (String::new(), "ab".into(), "c".into()));
 }
 
 #[test]
@@ -108,6 +113,37 @@ proptest! {
         let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
         let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
         prop_assert_eq!(run(&stops, include, &pieces), naive(&stops, include, &pieces.concat()));
+    }
+
+    #[test]
+    fn passed_text_gives_what_the_definition_gives_for_ends_behind_it(
+        passed in texts(0, 0..5),
+        pieces in texts(0, 0..5),
+        stops in texts(1, 0..4),
+    ) {
+        let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
+        let (before, after) = (passed.concat(), pieces.concat());
+        let all = format!("{before}{after}");
+        let end = (before.len() + 1..=all.len()).find_map(|end| {
+            let complete = stops.iter().filter(|stop| all.as_bytes()[..end].ends_with(stop.as_bytes()));
+            complete.max_by_key(|stop| stop.len()).map(|stop| (end - stop.len(), (*stop).to_owned()))
+        });
+        let mut matcher = StopMatcher::new(stops.iter().copied(), false).unwrap();
+        let mut emitted: String = passed.iter().map(|piece| matcher.pass(piece)).collect();
+        let mut matched = None;
+        for piece in &pieces {
+            match matcher.push(piece) {
+                StopPush::Emit(text) => emitted.push_str(&text),
+                StopPush::Stopped { text, matched: stop } => {
+                    emitted.push_str(&text);
+                    matched = Some(stop);
+                    break;
+                }
+            }
+        }
+        emitted.push_str(&matcher.flush());
+        let expected = end.map_or((all.clone(), None), |(start, stop)| (all[..start].to_owned(), Some(stop)));
+        prop_assert_eq!((emitted, matched), expected);
     }
 
     #[test]
