@@ -52,7 +52,7 @@ impl Case<'_> {
 #[test]
 fn rows_equal_those_of_transformers_bit_for_bit() {
     let text = include_str!("../../../fixtures/adjustments.txt");
-    let cases: Vec<Case> = text
+    let cases: Vec<Case<'_>> = text
         .split("\n\n")
         .map(|case| Case(case.lines().map(|line| line.split_once(':').unwrap()).collect()))
         .collect();
