@@ -10,6 +10,8 @@ mod message;
 mod progress;
 
 #[cfg(test)]
+mod bits_tests;
+#[cfg(test)]
 mod tests;
 
 use std::ops::Range;
