@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use consort_actors::{EnsembleError, GenerationError, SubmitError};
 use consort_kernels::KernelError;
-use consort_parallel::{checkpoint::CheckpointError, partition::PartitionError};
+use consort_parallel::checkpoint::CheckpointError;
 
 use crate::{
     text::{TemplateError, TextError},
@@ -14,7 +14,7 @@ use crate::{
 /// Why an engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The topology could not be read, or breaks its rules.
+    /// The topology could not be read, breaks its rules, or asks for what the model does not have.
     #[error(transparent)]
     Topology(#[from] TopologyError),
     /// The checkpoint could not be opened.
@@ -26,15 +26,6 @@ pub enum EngineError {
         #[source]
         source: CheckpointError,
     },
-    /// The model cannot be split over that many ranks.
-    #[error("cannot split the model over {ranks} ranks")]
-    Partition {
-        /// Ranks asked for.
-        ranks: usize,
-        /// Why not.
-        #[source]
-        source: PartitionError,
-    },
     /// The checkpoint's tokenizer is unusable.
     #[error("cannot use the model's tokenizer")]
     Tokenizer(#[from] TextError),
@@ -44,37 +35,6 @@ pub enum EngineError {
     /// The KV cache cannot have that shape.
     #[error("cannot lay out the KV cache")]
     KvLayout(#[from] KernelError),
-    /// A longer context was asked for than the model knows.
-    #[error(
-        "max_model_len = {requested} exceeds the {trained} positions that the model was trained for; \
-         lower it or leave it out"
-    )]
-    MaxModelLen {
-        /// What was asked for.
-        requested: usize,
-        /// What the model has.
-        trained: usize,
-    },
-    /// Not even one sequence of full length would fit.
-    #[error(
-        "kv_cache_memory_bytes = {given_bytes} holds {given_blocks} KV blocks, but one sequence of max_model_len = \
-         {max_model_len} tokens needs {needed_blocks} ({needed_bytes} bytes); raise kv_cache_memory_bytes, or lower \
-         max_model_len ({fitting_len} tokens would fit)"
-    )]
-    CacheTooSmall {
-        /// Memory given, over all ranks.
-        given_bytes: u64,
-        /// Blocks that fit into it.
-        given_blocks: usize,
-        /// Longest sequence.
-        max_model_len: usize,
-        /// Blocks of one such sequence.
-        needed_blocks: usize,
-        /// Their size, over all ranks.
-        needed_bytes: u64,
-        /// Longest sequence that the given memory holds.
-        fitting_len: usize,
-    },
     /// The instruments could not be set up.
     #[error("cannot set up metrics")]
     Metrics(#[from] metrics_exporter_prometheus::BuildError),

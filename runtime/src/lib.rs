@@ -37,6 +37,7 @@ pub mod topology;
 pub use consort_actors::{
     EnsembleState, GenerationError, LoadProgress, RankStatus, Status, SubmitError, plan::TokenLogprobs,
 };
+pub use consort_kernels::device::Isa;
 
 pub use crate::{
     engine::{

@@ -4,11 +4,29 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::engine::EngineBuilder;
+use crate::{engine::EngineBuilder, topology::Overrides};
+
+const AFTER_HELP: &str = "\
+Exit codes:
+  0  done; a server that was asked to stop has finished its open requests
+  1  failed: an invalid configuration, an unusable model, an address that is taken, an engine lost for good
+  2  called wrongly: unknown flags, missing arguments, values that flags or requests do not take";
+
+const SERVE_HELP: &str = "\
+Configuration:
+  Flags win over environment variables, those over the topology file, that over defaults. The key KEY of the table
+  [SECTION] is set by the variable CONSORT_SECTION__KEY, as in CONSORT_SERVER__LISTEN=0.0.0.0:8000, and the instruction
+  set by CONSORT_CPU_ISA too. --print-config shows the outcome, and where each value is from, without serving.
+
+Exit codes:
+  0  asked to stop, and all open requests finished; or --print-config with a configuration that can be served
+  1  an invalid configuration (all problems are listed), an unusable model, an address that cannot be listened on, an
+     engine lost for good, or open requests cut off by a second signal
+  2  called wrongly: unknown flags, missing arguments";
 
 /// Distributed inference for language models, over any number of devices.
 #[derive(Debug, Parser)]
-#[command(name = "consort", version, about, propagate_version = true)]
+#[command(name = "consort", version, about, propagate_version = true, after_help = AFTER_HELP)]
 pub(super) struct Cli {
     /// What to log to standard error, as in `info` or `consort=debug,warn`; RUST_LOG says the same.
     #[arg(long, global = true, value_name = "FILTER")]
@@ -29,10 +47,14 @@ pub(super) enum Command {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = SERVE_HELP)]
 pub(super) struct ServeArgs {
     /// A topology (*.toml), a model folder, or a GGUF file.
     #[arg(value_name = "TOPOLOGY|MODEL")]
     pub(super) source: PathBuf,
+    /// Print the effective configuration as a topology, with the origin of each value, and exit. Loads no weights.
+    #[arg(long)]
+    pub(super) print_config: bool,
     #[command(flatten)]
     pub(super) model: ModelArgs,
     #[command(flatten)]
@@ -94,30 +116,51 @@ pub(super) struct DemoArgs {
 /// Flags about the model; each wins over environment and file.
 #[derive(Debug, Args)]
 pub(super) struct ModelArgs {
-    /// Ranks to split the model over; any number.
-    #[arg(long, visible_alias = "tp", value_name = "N")]
-    tensor_parallel_size: Option<usize>,
-    /// bfloat16 or float32.
+    /// Model folder or GGUF file, in place of the topology's.
+    #[arg(long, value_name = "PATH")]
+    model: Option<String>,
+    /// Name under which the model is served.
+    #[arg(long, value_name = "NAME")]
+    served_model_name: Option<String>,
+    /// Number format: bfloat16, float32, or auto for the checkpoint's.
     #[arg(long)]
     dtype: Option<String>,
     /// Most tokens of one sequence, prompt and answer together.
     #[arg(long, value_name = "TOKENS")]
     max_model_len: Option<usize>,
+    /// Ranks to split the model over; any number.
+    #[arg(long, visible_alias = "tp", value_name = "N")]
+    tensor_parallel_size: Option<usize>,
+    /// Device of each rank, as in cpu,cpu.
+    #[arg(long, value_name = "LIST")]
+    devices: Option<String>,
+    /// Relative share of each rank, as in 2,1,1.
+    #[arg(long, value_name = "LIST")]
+    weights: Option<String>,
     /// Compute threads of each rank.
     #[arg(long, value_name = "N")]
     threads_per_rank: Option<usize>,
-    /// Memory for keys and values, over all ranks.
+    /// Instruction set: portable, avx2, avx512, amx, or auto for the machine's best. All compute the same bits.
+    #[arg(long, value_name = "ISA")]
+    cpu_isa: Option<String>,
+    /// Tokens of one KV block.
+    #[arg(long, value_name = "TOKENS")]
+    block_size: Option<usize>,
+    /// Memory for keys and values over all ranks: bytes, or an amount such as 512MiB.
     #[arg(long, value_name = "BYTES")]
-    kv_cache_memory_bytes: Option<u64>,
+    kv_cache_memory_bytes: Option<String>,
+    /// Part of a GPU's memory that may be used; no effect on CPUs.
+    #[arg(long, value_name = "PART")]
+    gpu_memory_utilization: Option<f64>,
     /// Most sequences that run at a time.
     #[arg(long, value_name = "N")]
     max_num_seqs: Option<usize>,
     /// Most tokens of one step.
     #[arg(long, value_name = "TOKENS")]
     max_num_batched_tokens: Option<usize>,
-    /// Name under which the model is served.
-    #[arg(long, value_name = "NAME")]
-    served_model_name: Option<String>,
+    /// Most requests that wait for their turn.
+    #[arg(long, value_name = "N")]
+    max_waiting_requests: Option<usize>,
 }
 
 /// Flags about the server.
@@ -132,6 +175,9 @@ pub(super) struct ServerArgs {
     /// Environment variable that holds the key which /v1/* asks for.
     #[arg(long, value_name = "NAME")]
     api_key_env: Option<String>,
+    /// Largest request body: bytes, or an amount such as 16MiB.
+    #[arg(long, value_name = "BYTES")]
+    max_body_bytes: Option<String>,
 }
 
 /// Whether a path names a topology rather than a model.
@@ -144,17 +190,28 @@ impl ModelArgs {
     pub(super) fn builder(self, source: PathBuf, server: ServerArgs) -> EngineBuilder {
         let builder = EngineBuilder::from_source(source.clone(), is_topology(&source));
         builder.with_overrides(|overrides| {
-            overrides.tensor_parallel_size = self.tensor_parallel_size;
-            overrides.dtype = self.dtype;
-            overrides.max_model_len = self.max_model_len;
-            overrides.threads_per_rank = self.threads_per_rank;
-            overrides.kv_cache_memory_bytes = self.kv_cache_memory_bytes;
-            overrides.max_num_seqs = self.max_num_seqs;
-            overrides.max_num_batched_tokens = self.max_num_batched_tokens;
-            overrides.served_model_name = self.served_model_name;
-            overrides.host = server.host;
-            overrides.port = server.port;
-            overrides.api_key_env = server.api_key_env;
+            *overrides = Overrides {
+                model: self.model,
+                served_model_name: self.served_model_name,
+                dtype: self.dtype,
+                max_model_len: self.max_model_len,
+                tensor_parallel_size: self.tensor_parallel_size,
+                devices: self.devices,
+                weights: self.weights,
+                threads_per_rank: self.threads_per_rank,
+                cpu_isa: self.cpu_isa,
+                block_size: self.block_size,
+                kv_cache_memory_bytes: self.kv_cache_memory_bytes,
+                gpu_memory_utilization: self.gpu_memory_utilization,
+                max_num_seqs: self.max_num_seqs,
+                max_num_batched_tokens: self.max_num_batched_tokens,
+                max_waiting_requests: self.max_waiting_requests,
+                host: server.host,
+                port: server.port,
+                api_key_env: server.api_key_env,
+                max_body_bytes: server.max_body_bytes,
+                without_server: false,
+            };
         })
     }
 }

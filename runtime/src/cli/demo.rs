@@ -35,6 +35,7 @@ pub(super) async fn demo(args: DemoArgs) -> anyhow::Result<()> {
         () = signals.next() => return running.end(&mut signals).await,
     };
     writeln!(out, "\n")?;
+    writeln!(out, "{}", report::compute_line(running.engine.compute()))?;
     for rank in &running.engine.status().ensemble.ranks {
         writeln!(out, "{}", report::rank_line(rank))?;
     }

@@ -5,6 +5,8 @@
 mod args;
 mod client;
 mod demo;
+#[cfg(test)]
+mod goldens;
 mod progress;
 mod report;
 mod run;

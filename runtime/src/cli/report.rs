@@ -4,7 +4,7 @@ use std::{fmt::Write as _, io::ErrorKind, time::Duration};
 
 use consort_actors::RankStatus;
 
-use crate::engine::Usage;
+use crate::engine::{Compute, Usage};
 
 /// `rank 0: query heads 0..3, KV heads 0..1, weights 89.7 MB, 1024 KV blocks`.
 pub(super) fn rank_line(rank: &RankStatus) -> String {
@@ -19,6 +19,13 @@ pub(super) fn rank_line(rank: &RankStatus) -> String {
         rank.kv_blocks,
         size(rank.kv_bytes),
     )
+}
+
+/// `bfloat16 on amx, 2 threads for each rank`.
+pub(super) fn compute_line(compute: Compute) -> String {
+    let Compute { dtype, isa, threads_per_rank } = compute;
+    let noun = if threads_per_rank == 1 { "thread" } else { "threads" };
+    format!("{dtype} on {isa}, {threads_per_rank} {noun} for each rank")
 }
 
 /// Bytes in decimal units, as data sheets give them.

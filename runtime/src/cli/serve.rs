@@ -16,8 +16,14 @@ use crate::{
 };
 
 pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
-    raise_file_limit();
     let builder = args.model.builder(args.source, args.server);
+    if args.print_config {
+        let config = tokio::task::spawn_blocking(move || builder.effective_config()).await??;
+        let mut out = io::stdout().lock();
+        out.write_all(config.as_bytes())?;
+        return Ok(out.flush()?);
+    }
+    raise_file_limit();
     let settings = builder.server_settings()?;
     let mut signals = Signals::new()?;
     let Some(running) = Running::start(builder, settings, &mut signals).await? else { return Ok(()) };
@@ -71,6 +77,7 @@ impl Running {
     /// Address and ranks, on standard output.
     pub(super) fn announce(&self) -> io::Result<()> {
         let mut out = io::stdout().lock();
+        writeln!(out, "{}", report::compute_line(self.engine.compute()))?;
         for rank in &self.engine.status().ensemble.ranks {
             writeln!(out, "{}", report::rank_line(rank))?;
         }

@@ -2,6 +2,7 @@ use std::{io, time::Duration};
 
 use clap::{CommandFactory, Parser};
 use consort_actors::{RankStatus, ShardState};
+use consort_kernels::device::Isa;
 use consort_parallel::ids::Rank;
 
 use super::{
@@ -11,7 +12,7 @@ use super::{
     serve::{Running, Signals},
 };
 use crate::{
-    engine::{Engine, Usage},
+    engine::{Compute, Engine, Usage},
     server::ServerSettings,
     testing::{self, Faults, Rebuild},
 };
@@ -70,6 +71,27 @@ fn a_rank_tells_its_heads_bytes_and_blocks() {
     };
     let expected = "rank 0: query heads 0..3, KV heads 0..1, weights 89.7 MB, 12 KV blocks (2.0 kB)";
     assert_eq!(report::rank_line(&rank), expected);
+}
+
+#[test]
+fn the_way_of_computing_is_told_in_one_line() {
+    let line = |threads_per_rank| {
+        report::compute_line(Compute { dtype: "bfloat16", isa: Isa::Avx2, threads_per_rank })
+    };
+    assert_eq!(line(1), "bfloat16 on avx2, 1 thread for each rank");
+    assert_eq!(line(2), "bfloat16 on avx2, 2 threads for each rank");
+}
+
+#[test]
+fn help_tells_the_exit_codes_and_every_flag_of_a_key() {
+    let mut command = Cli::command();
+    assert!(command.render_long_help().to_string().contains("Exit codes:"));
+    let serve = command.find_subcommand_mut("serve").expect("there").render_long_help().to_string();
+    for word in
+        ["Exit codes:", "--print-config", "--cpu-isa", "CONSORT_CPU_ISA", "CONSORT_SECTION__KEY", "--devices"]
+    {
+        assert!(serve.contains(word), "{word} is not in\n{serve}");
+    }
 }
 
 #[test]

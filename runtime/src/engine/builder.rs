@@ -1,27 +1,18 @@
 //! From a topology or a model's path to a running engine.
 
-use std::{path::PathBuf, sync::Arc, thread};
+use std::{path::PathBuf, sync::Arc};
 
 use consort_actors::{CacheSpec, Ensemble, EnsembleSpec, LoadProgress, SchedulerConfig};
-use consort_kernels::DType;
-use consort_parallel::{
-    checkpoint::{Checkpoint, Encoding},
-    model::{self, LoadOptions},
-    partition::Partition,
-};
+use consort_kernels::device::Isa;
+use consort_parallel::{checkpoint::Checkpoint, model::LoadOptions};
 
-use super::{
-    Engine, Inner, Limits, LiveRequests,
-    factory::ModelFactory,
-    optional,
-    sizing::{self, KvDemand},
-};
+use super::{Engine, Inner, Limits, LiveRequests, factory::ModelFactory, optional, plan::Plan, sizing};
 use crate::{
     error::EngineError,
     metrics::EngineMetrics,
     server::ServerSettings,
     text::{ChatTemplate, Tokenizer},
-    topology::{self, Overrides, Topology, TopologyError},
+    topology::{Environment, Overrides, Topology, TopologyError},
 };
 
 /// What is told while ranks load.
@@ -37,6 +28,7 @@ enum Source {
 pub struct EngineBuilder {
     source: Option<Source>,
     overrides: Overrides,
+    environment: Option<Environment>,
     on_progress: Option<OnProgress>,
     #[cfg(test)]
     faults: Option<crate::testing::Faults>,
@@ -67,7 +59,7 @@ impl EngineBuilder {
         self.with_overrides(|overrides| overrides.tensor_parallel_size = Some(ranks))
     }
 
-    /// `bfloat16` or `float32`.
+    /// `bfloat16`, `float32` or `auto`.
     pub fn dtype(self, dtype: impl Into<String>) -> Self {
         self.with_overrides(|overrides| overrides.dtype = Some(dtype.into()))
     }
@@ -79,12 +71,19 @@ impl EngineBuilder {
 
     /// Memory for keys and values, over all ranks.
     pub fn kv_cache_memory_bytes(self, bytes: u64) -> Self {
-        self.with_overrides(|overrides| overrides.kv_cache_memory_bytes = Some(bytes))
+        self.with_overrides(|overrides| overrides.kv_cache_memory_bytes = Some(bytes.to_string()))
     }
 
     /// Compute threads of each rank.
     pub fn threads_per_rank(self, threads: usize) -> Self {
         self.with_overrides(|overrides| overrides.threads_per_rank = Some(threads))
+    }
+
+    /// Instruction set of CPU ranks: `portable`, `avx2`, `avx512`, `amx`, or `auto` for the best that the machine has.
+    /// All of them compute the same bits; a lower one is for comparison. The environment's `CONSORT_CPU_ISA` says the
+    /// same to programs that do not call this.
+    pub fn cpu_isa(self, isa: impl Into<String>) -> Self {
+        self.with_overrides(|overrides| overrides.cpu_isa = Some(isa.into()))
     }
 
     /// Most sequences that run at a time.
@@ -102,6 +101,13 @@ impl EngineBuilder {
         self.with_overrides(|overrides| overrides.served_model_name = Some(name.into()))
     }
 
+    /// Reads `CONSORT_*` and the API key from here instead of the process's environment; [`Environment::empty`] makes
+    /// an engine that does not depend on where it runs.
+    pub fn environment(mut self, environment: Environment) -> Self {
+        self.environment = Some(environment);
+        self
+    }
+
     /// Calls back while ranks load, from their threads.
     pub fn on_progress(mut self, report: impl Fn(LoadProgress) + Send + Sync + 'static) -> Self {
         self.on_progress = Some(Arc::new(report));
@@ -116,14 +122,29 @@ impl EngineBuilder {
     }
 
     fn topology(&self, overrides: &Overrides) -> Result<Topology, TopologyError> {
+        let of_process;
+        let environment = match &self.environment {
+            Some(environment) => environment,
+            None => {
+                of_process = Environment::of_process();
+                &of_process
+            }
+        };
         match &self.source {
-            Some(Source::Topology(path)) => Topology::load(path, overrides),
-            Some(Source::Model(path)) => Topology::from_model(path, overrides),
-            None => Err(TopologyError::Read {
-                path: PathBuf::from("(no model given: call EngineBuilder::model)"),
-                source: std::io::ErrorKind::NotFound.into(),
-            }),
+            Some(Source::Topology(path)) => Topology::load_with(path, overrides, environment),
+            Some(Source::Model(path)) => Topology::from_model_with(path, overrides, environment),
+            None => Err(TopologyError::NoModel),
         }
+    }
+
+    /// What [`EngineBuilder::start`] and a server would run, as a topology file: every value, those that the engine
+    /// computes included, each with its origin in a comment. Reads the model's headers and no weights; blocking. An
+    /// API key is named by its variable, never shown.
+    pub fn effective_config(&self) -> Result<String, EngineError> {
+        let topology = self.topology(&self.overrides)?;
+        let checkpoint = open(&topology)?;
+        let plan = Plan::new(&topology, &checkpoint)?;
+        Ok(topology.to_annotated_toml(&plan.computed()))
     }
 
     /// How the topology wants its server, with the API key read from the environment.
@@ -136,7 +157,8 @@ impl EngineBuilder {
     pub async fn start(self) -> Result<Engine, EngineError> {
         let topology = self.topology(&Overrides { without_server: true, ..self.overrides.clone() })?;
         let prepared = tokio::task::spawn_blocking(move || Prepared::new(&topology)).await??;
-        let Prepared { spec, tokenizer, template, limits, model_name, checkpoint, metrics } = prepared;
+        let Prepared { spec, tokenizer, template, limits, model_name, checkpoint, metrics, compute } =
+            prepared;
         #[cfg(test)]
         let spec = match &self.faults {
             Some(faults) => EnsembleSpec { factory: faults.wrap(Arc::clone(&spec.factory)), ..spec },
@@ -150,6 +172,7 @@ impl EngineBuilder {
                 template,
                 limits,
                 model_name,
+                compute,
                 model_path: checkpoint.path().to_path_buf(),
                 started_unix_seconds: crate::server::unix_seconds(),
                 live: LiveRequests::default(),
@@ -168,89 +191,80 @@ struct Prepared {
     model_name: String,
     checkpoint: Arc<Checkpoint>,
     metrics: EngineMetrics,
+    compute: Compute,
+}
+
+/// How the ranks compute.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Compute {
+    /// `bfloat16` or `float32`.
+    pub(crate) dtype: &'static str,
+    pub(crate) isa: Isa,
+    pub(crate) threads_per_rank: usize,
+}
+
+fn open(topology: &Topology) -> Result<Arc<Checkpoint>, EngineError> {
+    let path = topology.model_path();
+    Checkpoint::open(path).map_err(|source| EngineError::Checkpoint { path: path.to_path_buf(), source })
 }
 
 impl Prepared {
     /// Opens and checks; blocking. Weights are not read.
     fn new(topology: &Topology) -> Result<Self, EngineError> {
-        let path = topology.model_path();
-        let checkpoint = Checkpoint::open(path)
-            .map_err(|source| EngineError::Checkpoint { path: path.to_path_buf(), source })?;
+        let checkpoint = open(topology)?;
+        // Whether the model can be divided as asked comes before the slower look at its tokenizer.
+        let plan = Plan::new(topology, &checkpoint)?;
         let config = checkpoint.config();
         let limits = Limits {
             vocab_size: config.vocab_size,
-            max_model_len: sizing::max_model_len(topology.max_model_len(), config)?,
+            max_model_len: plan.max_model_len,
             max_waiting_requests: topology.max_waiting_requests(),
             eos_token_ids: config.eos_token_ids.clone(),
             defaults: sizing::sane(checkpoint.generation_defaults()),
         };
-        // Whether the model can be divided as asked comes before the slower look at its tokenizer.
-        let spec = ensemble_spec(topology, &checkpoint, limits.max_model_len)?;
+        let computed = plan.computed();
+        let compute =
+            Compute { dtype: computed.dtype, isa: computed.isa, threads_per_rank: computed.threads_per_rank };
+        tracing::info!(
+            model = %checkpoint.path().display(),
+            ranks = topology.tensor_parallel_size(),
+            dtype = compute.dtype,
+            cpu_isa = %compute.isa,
+            threads_per_rank = compute.threads_per_rank,
+            kv_blocks = plan.num_blocks,
+            "loading the model"
+        );
+        let spec = ensemble_spec(topology, &checkpoint, plan);
         let tokenizer = Arc::new(Tokenizer::from_checkpoint(&checkpoint)?);
         let template = optional(ChatTemplate::from_checkpoint(&checkpoint, &tokenizer))?;
         let model_name = topology.served_model_name().to_owned();
         let metrics = EngineMetrics::new(&model_name, spec.cache.block_size, spec.cache.num_blocks)?;
-        Ok(Self { spec, tokenizer, template, limits, model_name, checkpoint, metrics })
+        Ok(Self { spec, tokenizer, template, limits, model_name, checkpoint, metrics, compute })
     }
 }
 
-fn ensemble_spec(
-    topology: &Topology,
-    checkpoint: &Arc<Checkpoint>,
-    max_model_len: usize,
-) -> Result<EnsembleSpec, EngineError> {
-    let config = checkpoint.config();
-    let ranks = topology.tensor_parallel_size();
-    let weights: Option<Vec<f32>> =
-        topology.weights().map(|weights| weights.iter().map(|weight| *weight as f32).collect());
-    let partition = Partition::new(config, ranks, weights.as_deref())
-        .map_err(|source| EngineError::Partition { ranks, source })?;
-    let dtype = dtype(topology.dtype(), checkpoint);
+fn ensemble_spec(topology: &Topology, checkpoint: &Arc<Checkpoint>, plan: Plan) -> EnsembleSpec {
     let block_size = topology.block_size();
-    let mut block_bytes = 0;
-    for share in partition.shares() {
-        block_bytes += model::kv_layout(config, share, dtype, block_size)?.block_bytes();
-    }
-    let max_num_seqs = topology.max_num_seqs();
-    let num_blocks = KvDemand {
-        given_bytes: topology.kv_cache_memory_bytes(),
-        block_bytes,
-        block_size,
-        max_model_len,
-        max_num_seqs,
-    }
-    .num_blocks()?;
-    let cores = thread::available_parallelism().map_or(1, usize::from);
     let max_num_batched_tokens = topology.max_num_batched_tokens();
+    let (num_blocks, max_model_len) = (plan.num_blocks, plan.max_model_len);
     let factory = ModelFactory {
         checkpoint: Arc::clone(checkpoint),
-        partition,
-        options: LoadOptions { dtype, max_batch_tokens: max_num_batched_tokens, block_size },
+        partition: plan.partition,
+        options: LoadOptions { dtype: plan.dtype, max_batch_tokens: max_num_batched_tokens, block_size },
         num_blocks,
-        threads_per_rank: sizing::threads_per_rank(topology.threads_per_rank(), cores, ranks),
+        threads_per_rank: plan.threads_per_rank,
+        isa: plan.isa,
     };
-    Ok(EnsembleSpec {
-        ranks,
-        vocab_size: config.vocab_size,
+    EnsembleSpec {
+        ranks: topology.tensor_parallel_size(),
+        vocab_size: checkpoint.config().vocab_size,
         cache: CacheSpec { block_size, num_blocks },
         scheduler: SchedulerConfig {
-            max_num_seqs,
+            max_num_seqs: topology.max_num_seqs(),
             max_num_batched_tokens,
             max_model_len,
             max_waiting_requests: topology.max_waiting_requests(),
         },
         factory: Arc::new(factory),
-    })
-}
-
-/// The format to compute in. `auto` keeps float32 checkpoints exact.
-fn dtype(asked: topology::DType, checkpoint: &Checkpoint) -> DType {
-    match asked {
-        topology::DType::BFloat16 => DType::BF16,
-        topology::DType::Float32 => DType::F32,
-        topology::DType::Auto => match checkpoint.tensor("model.embed_tokens.weight") {
-            Ok(embedding) if embedding.encoding == Encoding::F32 => DType::F32,
-            _ => DType::BF16,
-        },
     }
 }

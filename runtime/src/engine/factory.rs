@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use consort_actors::{ModelExecutor, ProgressReporter, RankShare, ShardError, ShardExecutor, ShardFactory};
-use consort_kernels::device::Device;
+use consort_kernels::device::{Device, Isa};
 use consort_parallel::{
     checkpoint::Checkpoint,
     collective::Collective,
@@ -21,6 +21,7 @@ pub(crate) struct ModelFactory {
     pub(crate) options: LoadOptions,
     pub(crate) num_blocks: usize,
     pub(crate) threads_per_rank: usize,
+    pub(crate) isa: Isa,
 }
 
 impl ModelFactory {
@@ -36,7 +37,7 @@ impl ShardFactory for ModelFactory {
         comm: Box<dyn Collective>,
         progress: &ProgressReporter,
     ) -> Result<Box<dyn ShardExecutor>, ShardError> {
-        let device = Device::cpu(self.threads_per_rank).map_err(ShardError::load)?;
+        let device = Device::cpu_with(self.threads_per_rank, self.isa).map_err(ShardError::load)?;
         let report = |loaded, total| progress.report(loaded, total);
         let model = model::load(&device, &self.checkpoint, &self.partition, rank, &self.options, &report)
             .map_err(ShardError::load)?;

@@ -8,6 +8,7 @@ mod builder;
 mod factory;
 mod live;
 mod options;
+mod plan;
 mod sizing;
 mod stream;
 mod submit;
@@ -22,8 +23,10 @@ use std::{
 };
 
 use consort_actors::{Ensemble, EnsembleState, Status};
+use consort_kernels::device::Isa;
 use serde_json::{Map, Value};
 
+pub(crate) use self::builder::Compute;
 pub use self::{
     builder::EngineBuilder,
     live::LiveRequest,
@@ -119,6 +122,7 @@ struct Inner {
     template: Option<ChatTemplate>,
     limits: Limits,
     model_name: String,
+    compute: Compute,
     model_path: PathBuf,
     started_unix_seconds: u64,
     live: LiveRequests,
@@ -213,6 +217,16 @@ impl Engine {
     /// Where the model was loaded from.
     pub fn model_path(&self) -> &Path {
         &self.inner.model_path
+    }
+
+    /// The instruction set that CPU ranks use.
+    pub fn cpu_isa(&self) -> Isa {
+        self.inner.compute.isa
+    }
+
+    /// How the ranks compute, for reports.
+    pub(crate) fn compute(&self) -> Compute {
+        self.inner.compute
     }
 
     /// Most tokens of one sequence, prompt and answer together.

@@ -3,22 +3,26 @@
 #[cfg(test)]
 mod tests;
 
-use consort_parallel::config::{GenerationDefaults, ModelConfig};
+use consort_parallel::config::GenerationDefaults;
 
 use super::validate::{REPETITION_PENALTY_MAX, REPETITION_PENALTY_MIN};
-use crate::error::EngineError;
 
 /// KV memory over all ranks when none is asked for: a modest share of a developer's machine.
 const KV_CACHE_BYTES_DEFAULT: u64 = 1 << 30;
 
-/// The longest sequence: what was asked for, or what the model was trained for.
-pub(super) fn max_model_len(requested: Option<usize>, config: &ModelConfig) -> Result<usize, EngineError> {
-    let trained = config.max_position_embeddings;
-    match requested {
-        Some(requested) if requested > trained => Err(EngineError::MaxModelLen { requested, trained }),
-        Some(requested) => Ok(requested),
-        None => Ok(trained),
-    }
+/// Not even one sequence of full length would fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CacheTooSmall {
+    /// Memory given, over all ranks.
+    pub(super) given_bytes: u64,
+    /// Blocks that fit into it.
+    pub(super) given_blocks: usize,
+    /// Blocks of one such sequence.
+    pub(super) needed_blocks: usize,
+    /// Their size, over all ranks.
+    pub(super) needed_bytes: u64,
+    /// Longest sequence that the given memory holds.
+    pub(super) fitting_len: usize,
 }
 
 /// What the number of blocks depends on.
@@ -37,7 +41,7 @@ pub(super) struct KvDemand {
 
 impl KvDemand {
     /// Blocks of the pool: never too few for one sequence of full length, for then nothing could be promised.
-    pub(super) fn num_blocks(&self) -> Result<usize, EngineError> {
+    pub(super) fn num_blocks(&self) -> Result<usize, CacheTooSmall> {
         let needed_blocks = self.max_model_len.div_ceil(self.block_size);
         let block_bytes = self.block_bytes.max(1);
         // Ids of blocks have 32 bits.
@@ -46,10 +50,9 @@ impl KvDemand {
         let given_bytes = self.given_bytes.unwrap_or(KV_CACHE_BYTES_DEFAULT);
         let given_blocks = fit(given_bytes);
         if given_blocks < needed_blocks {
-            return Err(EngineError::CacheTooSmall {
+            return Err(CacheTooSmall {
                 given_bytes,
                 given_blocks,
-                max_model_len: self.max_model_len,
                 needed_blocks,
                 needed_bytes: (needed_blocks as u64).saturating_mul(block_bytes),
                 fitting_len: given_blocks.saturating_mul(self.block_size),

@@ -5,11 +5,7 @@ use tempfile::TempDir;
 use super::{
     ChatOptions, Engine, FinishReason, GenerateOptions, Message, StopReason, TextEvent, TextStream, fresh_u64,
 };
-use crate::{
-    EngineBuilder,
-    error::{EngineError, RequestError},
-    testing,
-};
+use crate::{EngineBuilder, Isa, error::RequestError, testing, topology::Environment};
 
 /// Tokens of a generation that is not over when a test interferes with it.
 const LONG: usize = 4000;
@@ -261,12 +257,59 @@ async fn what_cannot_run_is_refused_with_its_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn every_instruction_set_of_the_machine_can_be_forced_and_answers_alike() {
+    let folder = checkpoint();
+    let mut answers = Vec::new();
+    for isa in Isa::available() {
+        // One by the call, one by the environment: both reach the ranks.
+        let by_call = tiny(&folder, 2).environment(Environment::empty()).cpu_isa(isa.name());
+        let by_variable =
+            tiny(&folder, 2).environment([("CONSORT_CPU_ISA", isa.name())].into_iter().collect());
+        for builder in [by_call, by_variable] {
+            assert!(builder.effective_config().expect("valid").contains(&format!("cpu_isa = \"{isa}\"")));
+            let engine = builder.start().await.expect("starts");
+            assert_eq!(engine.cpu_isa(), isa);
+            let stream = engine.generate("abc", greedy(8)).expect("admitted");
+            answers.push(stream.collect().await.expect("ends").tokens);
+        }
+    }
+    assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{answers:?}");
+    let unknown =
+        tiny(&folder, 1).environment([("CONSORT_CPU_ISA", "sse9")].into_iter().collect()).start().await;
+    let error = unknown.expect_err("there is none of that name").to_string();
+    assert!(error.contains("environment variable CONSORT_CPU_ISA: parallel.cpu_isa: \"sse9\""), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_effective_configuration_of_a_model_describes_the_same_engine() {
+    let folder = checkpoint();
+    let builder = tiny(&folder, 3).environment(Environment::empty());
+    let printed = builder.effective_config().expect("valid");
+    let file = folder.path().join("printed.toml");
+    std::fs::write(&file, &printed).expect("the test folder is writable");
+    let again = Engine::from_toml(&file).environment(Environment::empty());
+    let values = |text: &str| text.parse::<toml::Table>().expect("TOML");
+    assert_eq!(values(&again.effective_config().expect("valid")), values(&printed), "{printed}");
+    let (first, second) = (builder.start().await.expect("starts"), again.start().await.expect("starts"));
+    assert_eq!(first.max_model_len(), second.max_model_len());
+    let blocks = |engine: &Engine| {
+        engine.status().ensemble.ranks.iter().map(|rank| rank.kv_blocks).collect::<Vec<_>>()
+    };
+    assert_eq!(blocks(&first), blocks(&second));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_cache_too_small_and_a_context_too_long_are_refused_before_loading() {
     let folder = checkpoint();
-    let small = tiny(&folder, 1).kv_cache_memory_bytes(100).start().await;
-    assert!(matches!(small, Err(EngineError::CacheTooSmall { .. })), "{:?}", small.err());
-    let long = tiny(&folder, 1).max_model_len(testing::CONTEXT + 1).start().await;
-    assert!(matches!(long, Err(EngineError::MaxModelLen { .. })), "{:?}", long.err());
+    let small = tiny(&folder, 1).kv_cache_memory_bytes(100).start().await.expect_err("too small").to_string();
+    assert!(
+        small.contains("--kv-cache-memory-bytes: cache.kv_cache_memory_bytes: 100 bytes hold 0"),
+        "{small}"
+    );
+    let long =
+        tiny(&folder, 9).max_model_len(testing::CONTEXT + 1).start().await.expect_err("too long").to_string();
+    assert!(long.contains("--max-model-len: model.max_model_len: 4097 exceeds the 4096 positions"), "{long}");
+    assert!(long.contains("the model has 6 query heads"), "both are told: {long}");
     let nowhere = Engine::builder().model(folder.path().join("nothing")).start().await;
     let error = nowhere.expect_err("there is no model");
     assert!(error.to_string().contains("nothing"), "{error}");

@@ -111,7 +111,7 @@ impl std::fmt::Debug for ServerSettings {
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The address could not be taken.
-    #[error("cannot listen on {listen}; choose another address or port")]
+    #[error("cannot listen on {listen}: {}", bind_remedy(.source))]
     Bind {
         /// What was asked for.
         listen: String,
@@ -125,6 +125,21 @@ pub enum ServerError {
         /// The first engine's model.
         model: String,
     },
+}
+
+fn bind_remedy(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::AddrInUse => {
+            "another program does; stop it, or choose another port (--port, server.listen)"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "ports below 1024 are reserved; choose a higher one (--port, server.listen)"
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            "this machine has no such address; use 127.0.0.1, or 0.0.0.0 for all of its own (--host, server.listen)"
+        }
+        _ => "choose another address or port (--host, --port, server.listen)",
+    }
 }
 
 /// A bound server.

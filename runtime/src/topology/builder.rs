@@ -76,7 +76,8 @@ impl TopologyBuilder {
     /// Relative share of each rank.
     #[must_use]
     pub fn weights(mut self, weights: impl IntoIterator<Item = f64>) -> Self {
-        self.raw.parallel.weights = by("weights", weights.into_iter().collect());
+        self.raw.parallel.weights =
+            by("weights", weights.into_iter().filter_map(|weight| by("weights", weight)).collect());
         self
     }
 
@@ -84,6 +85,13 @@ impl TopologyBuilder {
     #[must_use]
     pub fn threads_per_rank(mut self, threads: usize) -> Self {
         self.raw.parallel.threads_per_rank = count("threads_per_rank", threads);
+        self
+    }
+
+    /// Instruction set of CPU ranks: `auto`, `portable`, `avx2`, `avx512` or `amx`.
+    #[must_use]
+    pub fn cpu_isa(mut self, isa: impl Into<String>) -> Self {
+        self.raw.parallel.cpu_isa = by("cpu_isa", isa.into());
         self
     }
 

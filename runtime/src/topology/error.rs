@@ -1,14 +1,22 @@
 //! Violations of a topology's rules, each with its place.
 
-use std::{fmt, io, path::PathBuf};
+use std::{collections::BTreeSet, fmt, io, path::PathBuf};
 
-use super::raw::Origin;
+use super::{
+    excerpt::{Place, Source},
+    raw::Origin,
+};
+
+/// Violations that are kept; of a file with more, whoever mends these sees the rest next.
+const VIOLATIONS_MAX: usize = 1000;
+/// Violations that the message lists.
+const LISTED_MAX: usize = 50;
 
 /// A topology could not be read, or breaks its rules.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     /// The file could not be read.
-    #[error("cannot read the topology {}", .path.display())]
+    #[error("cannot read the topology {}: {}", .path.display(), read_remedy(.source))]
     Read {
         /// Which.
         path: PathBuf,
@@ -24,6 +32,21 @@ pub enum TopologyError {
         /// Most bytes that are read.
         limit_bytes: u64,
     },
+    /// The file is no text.
+    #[error("{}:{line}:{column}: this is not text (UTF-8); {remedy}", .path.display())]
+    NotText {
+        /// Which.
+        path: PathBuf,
+        /// Line of the first byte that is none of a text's.
+        line: usize,
+        /// Its column, in characters.
+        column: usize,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Neither a topology nor a model was named.
+    #[error("no model is given; call EngineBuilder::model, or start from Engine::from_toml")]
+    NoModel,
     /// Rules are broken: all of them at once.
     #[error("{}", listed(.violations))]
     Invalid {
@@ -32,12 +55,24 @@ pub enum TopologyError {
     },
 }
 
+fn read_remedy(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::NotFound => "nothing is there; check the path, which starts at the current directory",
+        io::ErrorKind::PermissionDenied => "let this user read it",
+        io::ErrorKind::IsADirectory => {
+            "it is a folder; give a topology file, or a model's folder under a \
+                                        name that does not end in .toml"
+        }
+        _ => "give a topology file (TOML)",
+    }
+}
+
 impl TopologyError {
     /// The broken rules; empty where the file could not be read.
     pub fn violations(&self) -> &[Violation] {
         match self {
             TopologyError::Invalid { violations } => violations,
-            TopologyError::Read { .. } | TopologyError::TooLarge { .. } => &[],
+            _ => &[],
         }
     }
 }
@@ -46,16 +81,23 @@ impl TopologyError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     key: String,
-    place: String,
+    at: Place,
     problem: String,
     remedy: String,
-    /// The line, and a caret under the value.
-    excerpt: Option<String>,
-    /// Where in the file; what stands in no file comes last.
-    offset: usize,
+    /// The other end of a contradiction, and what is there.
+    other: Option<(Place, String)>,
 }
 
 impl Violation {
+    pub(super) fn new(key: &str, at: Place, problem: String, remedy: String) -> Violation {
+        Violation { key: key.to_owned(), at, problem, remedy, other: None }
+    }
+
+    pub(super) fn against(mut self, other: Option<(Place, String)>) -> Violation {
+        self.other = other;
+        self
+    }
+
     /// Dotted key, such as `parallel.tensor_parallel_size`.
     pub fn key(&self) -> &str {
         &self.key
@@ -63,7 +105,12 @@ impl Violation {
 
     /// Where the value was given: `file:line:column`, an environment variable, or a flag.
     pub fn place(&self) -> &str {
-        &self.place
+        &self.at.name
+    }
+
+    /// Where the value stands that this one contradicts, if it contradicts one.
+    pub fn other_place(&self) -> Option<&str> {
+        self.other.as_ref().map(|(place, _)| place.name.as_str())
     }
 
     /// What is wrong.
@@ -79,8 +126,13 @@ impl Violation {
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}: {}; {}", self.place, self.key, self.problem, self.remedy)?;
-        match &self.excerpt {
+        write!(f, "{}: {}: {}; {}", self.at.name, self.key, self.problem, self.remedy)?;
+        if let Some(excerpt) = &self.at.excerpt {
+            write!(f, "\n{excerpt}")?;
+        }
+        let Some((place, note)) = &self.other else { return Ok(()) };
+        write!(f, "\n  {}: {note}", place.name)?;
+        match &place.excerpt {
             Some(excerpt) => write!(f, "\n{excerpt}"),
             None => Ok(()),
         }
@@ -89,94 +141,121 @@ impl fmt::Display for Violation {
 
 fn listed(violations: &[Violation]) -> String {
     let count = violations.len();
+    let many = if count >= VIOLATIONS_MAX { "or more " } else { "" };
     let noun = if count == 1 { "problem" } else { "problems" };
-    let list: Vec<String> = violations.iter().map(Violation::to_string).collect();
-    format!("the topology has {count} {noun}:\n{}", list.join("\n"))
+    let mut text = format!("the configuration has {count} {many}{noun}:");
+    for violation in &violations[..count.min(LISTED_MAX)] {
+        text.push_str(&format!("\n{violation}"));
+    }
+    if count > LISTED_MAX {
+        text.push_str(&format!("\nand {} more", count - LISTED_MAX));
+    }
+    text
 }
 
 /// Violations as they are found.
 #[derive(Debug, Default)]
 pub(super) struct Violations {
-    file: Option<File>,
+    source: Option<Source>,
     list: Vec<Violation>,
-}
-
-#[derive(Debug)]
-struct File {
-    name: String,
-    text: String,
+    /// Keys that were probably meant by something told already: that they are missing is no news.
+    meant: BTreeSet<String>,
 }
 
 impl Violations {
     pub(super) fn of_file(name: &str, text: &str) -> Violations {
-        let file = File { name: name.to_owned(), text: text.to_owned() };
-        Violations { file: Some(file), list: Vec::new() }
+        Violations { source: Some(Source::new(name, text)), ..Violations::default() }
     }
 
     pub(super) fn add(
         &mut self,
-        key: impl Into<String>,
+        key: impl AsRef<str>,
         origin: &Origin,
         problem: impl Into<String>,
         remedy: impl Into<String>,
     ) {
-        let (place, excerpt) = self.locate(origin);
-        let offset = if let Origin::File(span) = origin { span.start } else { usize::MAX };
-        let (key, problem, remedy) = (key.into(), problem.into(), remedy.into());
-        self.list.push(Violation { key, place, problem, remedy, excerpt, offset });
+        let violation = Violation::new(key.as_ref(), self.place(origin), problem.into(), remedy.into());
+        self.push(violation);
+    }
+
+    /// A violation by two values that cannot both be: `note` says what the other is.
+    pub(super) fn add_clash(
+        &mut self,
+        (key, origin): (&str, &Origin),
+        problem: String,
+        remedy: String,
+        (other, note): (&Origin, String),
+    ) {
+        let violation = Violation::new(key, self.place(origin), problem, remedy);
+        let other = (self.place(other), note);
+        self.push(violation.against(Some(other)));
     }
 
     /// A violation of a value that is nowhere.
     pub(super) fn add_missing(&mut self, key: &str, problem: &str, remedy: &str) {
-        // A value of the wrong type was taken out, which is told already.
-        let is_told = |violation: &Violation| key.strip_prefix(&violation.key).is_some_and(is_inside);
-        if self.list.iter().any(is_told) {
+        // A value of the wrong type was left out, and a misspelt key is told already.
+        let is_told = self.list.iter().map(|violation| &violation.key).chain(&self.meant);
+        if is_told.into_iter().any(|told| key.strip_prefix(told.as_str()).is_some_and(is_inside)) {
             return;
         }
-        let place = self.file.as_ref().map_or("configuration", |file| &file.name).to_owned();
-        let (key, problem, remedy) = (key.to_owned(), problem.to_owned(), remedy.to_owned());
-        self.list.push(Violation { key, place, problem, remedy, excerpt: None, offset: usize::MAX });
+        let file = self.source.as_ref().map_or("configuration", Source::name).to_owned();
+        self.push(Violation::new(key, Place::outside(file), problem.to_owned(), remedy.to_owned()));
+    }
+
+    /// Notes that something told stands for this key or table.
+    pub(super) fn was_meant(&mut self, key: String) {
+        self.meant.insert(key);
+    }
+
+    /// A part of the file.
+    pub(super) fn text_at(&self, span: std::ops::Range<usize>) -> &str {
+        self.source.as_ref().and_then(|source| source.text().get(span)).unwrap_or_default()
+    }
+
+    /// Whether further ones would be dropped: no reason to look for what was meant.
+    pub(super) fn is_full(&self) -> bool {
+        self.list.len() >= VIOLATIONS_MAX
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// All of them, in the order of the file.
-    pub(super) fn into_error(mut self) -> TopologyError {
-        self.list.sort_by_key(|violation| violation.offset);
-        TopologyError::Invalid { violations: self.list }
+    /// All of them, each once, in the order of the file.
+    pub(super) fn into_error(self) -> TopologyError {
+        invalid(self.list)
     }
 
-    fn locate(&self, origin: &Origin) -> (String, Option<String>) {
-        match (origin, &self.file) {
-            (Origin::File(span), Some(file)) => {
-                let start = span.start.min(file.text.len());
-                let before = file.text.get(..start).unwrap_or_default();
-                let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-                let line = file.text[line_start..].lines().next().unwrap_or_default();
-                let number = before.matches('\n').count() + 1;
-                let column = before[line_start..].chars().count() + 1;
-                let marked =
-                    file.text.get(span.clone()).unwrap_or_default().lines().next().unwrap_or_default();
-                (format!("{}:{number}:{column}", file.name), Some(excerpt(line, number, column, marked)))
-            }
-            (Origin::File(_), None) => ("configuration".to_owned(), None),
-            (Origin::Variable(name), _) => (format!("environment variable {name}"), None),
-            (Origin::Given(name), _) => (name.clone(), None),
+    pub(super) fn place(&self, origin: &Origin) -> Place {
+        match (origin, &self.source) {
+            (Origin::File(span), Some(source)) => source.place(span.clone()),
+            (Origin::File(_), None) => Place::outside("configuration".to_owned()),
+            (Origin::Variable(name), _) => Place::outside(format!("environment variable {name}")),
+            (Origin::Given(name), _) => Place::outside(name.clone()),
         }
     }
+
+    fn push(&mut self, violation: Violation) {
+        if !self.is_full() {
+            self.list.push(violation);
+        }
+    }
+}
+
+/// Violations as an error: each once, in the order of the file.
+pub(super) fn invalid(mut violations: Vec<Violation>) -> TopologyError {
+    violations.sort_by_key(|violation| violation.at.offset);
+    let mut kept: Vec<Violation> = Vec::with_capacity(violations.len());
+    for violation in violations {
+        let same = |other: &&Violation| other.at.offset == violation.at.offset;
+        if !kept.iter().rev().take_while(same).any(|other| *other == violation) {
+            kept.push(violation);
+        }
+    }
+    TopologyError::Invalid { violations: kept }
 }
 
 /// Whether the rest of a key, after the key of something else, makes it that or a part of it.
 fn is_inside(rest: &str) -> bool {
     rest.is_empty() || rest.starts_with(['.', '['])
-}
-
-fn excerpt(line: &str, number: usize, column: usize, marked: &str) -> String {
-    let gutter = " ".repeat(number.to_string().len());
-    // Tabs are kept, so that the caret stands under the value however wide the terminal shows them.
-    let indent: String = line.chars().take(column - 1).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
-    let carets = "^".repeat(marked.chars().count().max(1));
-    format!("  {number} | {line}\n  {gutter} | {indent}{carets}")
 }

@@ -1,7 +1,9 @@
 //! What to run where: TOML, environment and command line, checked into one value.
 //!
-//! Precedence is command line > environment (`CONSORT_SECTION__KEY`) > file > default. The file is read
-//! strictly: unknown keys and wrong types are errors with a place. All violations are reported together.
+//! Precedence is command line > environment (`CONSORT_SECTION__KEY`) > file > default. Every layer is read
+//! strictly: unknown names and wrong types are errors with a place, and with what was probably meant. All violations
+//! are reported together, in the order of the file. [`Topology::to_toml`] writes what came of it, and
+//! [`EngineBuilder::effective_config`](crate::EngineBuilder::effective_config) says where each value is from.
 //!
 //! ```toml
 //! [model]
@@ -23,13 +25,18 @@
 mod builder;
 mod env;
 mod error;
+mod excerpt;
+mod origins;
 mod overrides;
 mod parse;
 mod raw;
+mod schema;
+mod suggest;
 #[cfg(test)]
 mod tests;
 mod units;
 mod validate;
+mod value;
 mod write;
 
 use std::{
@@ -37,6 +44,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use consort_kernels::device::Isa;
+
+pub(crate) use self::write::Computed;
 pub use self::{
     builder::TopologyBuilder,
     env::Environment,
@@ -45,6 +55,8 @@ pub use self::{
 };
 use self::{
     error::Violations,
+    excerpt::Place,
+    origins::Origins,
     raw::{Origin, RawTopology, Sourced},
 };
 
@@ -144,6 +156,7 @@ pub struct Topology {
     devices: Vec<DeviceSpec>,
     weights: Option<Vec<f64>>,
     threads_per_rank: Option<usize>,
+    cpu_isa: Option<Isa>,
     block_size: usize,
     kv_cache_memory_bytes: Option<u64>,
     gpu_memory_utilization: f64,
@@ -154,6 +167,7 @@ pub struct Topology {
     api_key_env: Option<String>,
     api_key: Option<ApiKey>,
     max_body_bytes: usize,
+    origins: Origins,
 }
 
 impl Topology {
@@ -270,6 +284,11 @@ impl Topology {
         self.threads_per_rank
     }
 
+    /// Instruction set of CPU ranks; the best of the machine where absent.
+    pub fn cpu_isa(&self) -> Option<Isa> {
+        self.cpu_isa
+    }
+
     /// Tokens of one KV block.
     pub fn block_size(&self) -> usize {
         self.block_size
@@ -322,6 +341,38 @@ impl Topology {
 
     /// The settled values as a topology file; the API key is named, never written.
     pub fn to_toml(&self) -> String {
-        write::to_toml(self)
+        write::plain(self)
     }
+
+    /// [`to_toml`](Self::to_toml) with what the engine computed filled in, and the origin of each value in a comment.
+    pub(crate) fn to_annotated_toml(&self, computed: &Computed) -> String {
+        write::annotated(self, computed)
+    }
+
+    /// Where a key's value was given: `file:line:column`, an environment variable, or a flag. `None` where it is a
+    /// default.
+    pub fn origin(&self, key: &str) -> Option<&str> {
+        self.origins.of_key(key).map(|place| place.name.as_str())
+    }
+
+    /// A violation of a rule that only the model can tell, at the first of `keys` that somebody gave; against the
+    /// value of another key, if somebody gave that.
+    pub(crate) fn violation(
+        &self,
+        keys: &[&str],
+        problem: String,
+        remedy: String,
+        other: Option<(&str, &str)>,
+    ) -> Violation {
+        let given = keys.iter().find_map(|key| Some((*key, self.origins.of_key(key)?.clone())));
+        let first = keys.first().copied().unwrap_or("topology");
+        let (key, at) = given.unwrap_or_else(|| (first, Place::outside("the default".to_owned())));
+        let other = other.and_then(|(key, note)| Some((self.origins.of_key(key)?.clone(), note.to_owned())));
+        Violation::new(key, at, problem, remedy).against(other)
+    }
+}
+
+/// Violations as one error.
+pub(crate) fn invalid(violations: Vec<Violation>) -> TopologyError {
+    error::invalid(violations)
 }

@@ -7,14 +7,17 @@ use config::{Config, Map, Value, ValueKind};
 use super::{
     env::Environment,
     error::Violations,
-    raw::{Leaf, Origin, RawBytes, RawServer, RawTopology, Sourced},
+    excerpt::shown,
+    raw::{Origin, RawServer, RawTopology},
+    schema::{CPU_ISA_VARIABLE, KEYS, Key},
+    suggest, value,
 };
 
 const PREFIX: &str = "CONSORT";
 const SEPARATOR: &str = "__";
 
 /// Values of the command line. Each one given wins over environment and file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overrides {
     /// Replaces `model.path`.
     pub model: Option<String>,
@@ -26,12 +29,20 @@ pub struct Overrides {
     pub max_model_len: Option<usize>,
     /// Replaces `parallel.tensor_parallel_size`.
     pub tensor_parallel_size: Option<usize>,
+    /// Replaces `parallel.weights`: numbers with commas between.
+    pub weights: Option<String>,
     /// Replaces `parallel.threads_per_rank`.
     pub threads_per_rank: Option<usize>,
+    /// Replaces `parallel.cpu_isa`.
+    pub cpu_isa: Option<String>,
+    /// Replaces all `[[node]]` by one with these `devices`, with commas between.
+    pub devices: Option<String>,
     /// Replaces `cache.block_size`.
     pub block_size: Option<usize>,
-    /// Replaces `cache.kv_cache_memory_bytes`.
-    pub kv_cache_memory_bytes: Option<u64>,
+    /// Replaces `cache.kv_cache_memory_bytes`: bytes, or an amount with a unit.
+    pub kv_cache_memory_bytes: Option<String>,
+    /// Replaces `cache.gpu_memory_utilization`.
+    pub gpu_memory_utilization: Option<f64>,
     /// Replaces `scheduler.max_num_seqs`.
     pub max_num_seqs: Option<usize>,
     /// Replaces `scheduler.max_num_batched_tokens`.
@@ -44,38 +55,41 @@ pub struct Overrides {
     pub port: Option<u16>,
     /// Replaces `server.api_key_env`.
     pub api_key_env: Option<String>,
+    /// Replaces `server.max_body_bytes`: bytes, or an amount with a unit.
+    pub max_body_bytes: Option<String>,
     /// Leaves `[server]` out, whoever wrote it: for an engine that nothing listens for, which must not fail on a key
     /// that it does not need.
     pub without_server: bool,
 }
 
 impl Overrides {
-    /// Keys with the flag that sets each, and the value as text.
-    fn entries(&self) -> Vec<(&'static str, &'static str, String)> {
+    /// Flags with their values as text.
+    fn entries(&self) -> Vec<(&'static str, String)> {
         fn text<T: ToString>(value: &Option<T>) -> Option<String> {
             value.as_ref().map(ToString::to_string)
         }
         let all = [
-            ("model.path", "--model", self.model.clone()),
-            ("model.served_model_name", "--served-model-name", self.served_model_name.clone()),
-            ("model.dtype", "--dtype", self.dtype.clone()),
-            ("model.max_model_len", "--max-model-len", text(&self.max_model_len)),
-            ("parallel.tensor_parallel_size", "--tensor-parallel-size", text(&self.tensor_parallel_size)),
-            ("parallel.threads_per_rank", "--threads-per-rank", text(&self.threads_per_rank)),
-            ("cache.block_size", "--block-size", text(&self.block_size)),
-            ("cache.kv_cache_memory_bytes", "--kv-cache-memory-bytes", text(&self.kv_cache_memory_bytes)),
-            ("scheduler.max_num_seqs", "--max-num-seqs", text(&self.max_num_seqs)),
-            (
-                "scheduler.max_num_batched_tokens",
-                "--max-num-batched-tokens",
-                text(&self.max_num_batched_tokens),
-            ),
-            ("scheduler.max_waiting_requests", "--max-waiting-requests", text(&self.max_waiting_requests)),
-            ("server.host", "--host", self.host.clone()),
-            ("server.port", "--port", text(&self.port)),
-            ("server.api_key_env", "--api-key-env", self.api_key_env.clone()),
+            ("--model", self.model.clone()),
+            ("--served-model-name", self.served_model_name.clone()),
+            ("--dtype", self.dtype.clone()),
+            ("--max-model-len", text(&self.max_model_len)),
+            ("--tensor-parallel-size", text(&self.tensor_parallel_size)),
+            ("--weights", self.weights.clone()),
+            ("--threads-per-rank", text(&self.threads_per_rank)),
+            ("--cpu-isa", self.cpu_isa.clone()),
+            ("--devices", self.devices.clone()),
+            ("--block-size", text(&self.block_size)),
+            ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes.clone()),
+            ("--gpu-memory-utilization", text(&self.gpu_memory_utilization)),
+            ("--max-num-seqs", text(&self.max_num_seqs)),
+            ("--max-num-batched-tokens", text(&self.max_num_batched_tokens)),
+            ("--max-waiting-requests", text(&self.max_waiting_requests)),
+            ("--host", self.host.clone()),
+            ("--port", text(&self.port)),
+            ("--api-key-env", self.api_key_env.clone()),
+            ("--max-body-bytes", self.max_body_bytes.clone()),
         ];
-        all.into_iter().filter_map(|(key, flag, value)| Some((key, flag, value?))).collect()
+        all.into_iter().filter_map(|(flag, value)| Some((flag, value?))).collect()
     }
 }
 
@@ -86,45 +100,147 @@ pub(super) fn apply(
     environment: &Environment,
     violations: &mut Violations,
 ) {
-    let entries = overrides.entries();
-    // CONSORT_API_KEY and the like, without the separator, are not settings.
-    let variables: HashMap<String, String> = environment
-        .iter()
-        .filter(|(name, _)| name.strip_prefix(PREFIX).is_some_and(|rest| rest.starts_with('_')))
-        .filter(|(name, _)| name.contains(SEPARATOR))
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    let flags: Vec<(&'static Key, String)> = overrides
+        .entries()
+        .into_iter()
+        .filter_map(|(flag, value)| Some((KEYS.iter().find(|key| key.flag == Some(flag))?, value)))
         .collect();
-    let leaves = match layered(&entries, variables) {
-        Ok(leaves) => leaves,
+    let mut variables = HashMap::new();
+    for (name, value) in settings(environment) {
+        match KEYS.iter().find(|key| key.in_environment && key.variable() == name) {
+            Some(_) => drop(variables.insert(name.to_owned(), value.to_owned())),
+            None => unknown_variable(name, value, raw, violations),
+        }
+    }
+    let short_isa = cpu_isa(environment, &mut variables, violations);
+    let merged = match layered(&flags, variables) {
+        Ok(merged) => merged,
         Err(error) => {
             violations.add_missing("environment", &error.to_string(), "correct the CONSORT_* variables");
             return;
         }
     };
-    for (key, value) in leaves {
-        let origin = match entries.iter().find(|(known, ..)| *known == key) {
-            Some((_, flag, _)) => Origin::Given((*flag).to_owned()),
-            None => Origin::Variable(format!("{PREFIX}_{}", key.replace('.', SEPARATOR).to_uppercase())),
+    for (name, text) in merged {
+        let Some(key) = KEYS.iter().find(|key| key.name == name) else { continue };
+        if overrides.without_server && key.parts().0 == "server" {
+            continue;
+        }
+        let origin = match flags.iter().find(|(given, _)| given.name == name) {
+            Some((key, _)) => Origin::Given(key.flag.unwrap_or(key.name).to_owned()),
+            None if short_isa && key.name == "parallel.cpu_isa" => {
+                Origin::Variable(CPU_ISA_VARIABLE.to_owned())
+            }
+            None => Origin::Variable(key.variable()),
         };
-        Override { key: &key, value, origin, violations }.put(raw);
+        if let Some(slot) = raw.slot(key.name) {
+            value::of_text(slot, key.name, text, origin, violations);
+        }
     }
     if overrides.without_server {
         raw.server = RawServer::default();
     }
 }
 
+/// The variables that are ours and not empty, in order.
+fn settings(environment: &Environment) -> impl Iterator<Item = (&str, &str)> {
+    environment.iter().filter(|(name, value)| {
+        name.strip_prefix(PREFIX).is_some_and(|rest| rest.starts_with('_')) && !value.is_empty()
+    })
+}
+
+/// Lets the short name stand for the long one; both may be set if they agree. Whether the short one decides.
+fn cpu_isa(
+    environment: &Environment,
+    variables: &mut HashMap<String, String>,
+    violations: &mut Violations,
+) -> bool {
+    let Some(short) = environment.get(CPU_ISA_VARIABLE).filter(|value| !value.is_empty()) else {
+        return false;
+    };
+    let long = format!("{PREFIX}_PARALLEL{SEPARATOR}CPU_ISA");
+    match variables.get(&long) {
+        None => {
+            variables.insert(long, short.to_owned());
+            true
+        }
+        Some(other) => {
+            if other != short {
+                let (origin, other_origin) =
+                    (Origin::Variable(CPU_ISA_VARIABLE.to_owned()), Origin::Variable(long));
+                violations.add_clash(
+                    ("parallel.cpu_isa", &origin),
+                    format!(
+                        "`{}` here, but `{}` in another variable for the same key",
+                        shown(short),
+                        shown(other)
+                    ),
+                    "unset one of the two".to_owned(),
+                    (&other_origin, "the other one is here".to_owned()),
+                );
+            }
+            false
+        }
+    }
+}
+
+/// Tells of a variable that looks like a setting and is none. Others are left alone: the variable of an API key, say,
+/// or what a container platform sets for a service of our name (`CONSORT_PORT=tcp://10.0.0.1:8000`).
+fn unknown_variable(name: &str, value: &str, raw: &RawTopology, violations: &mut Violations) {
+    let is_key_variable = raw.server.api_key_env.as_ref().is_some_and(|given| given.value == name);
+    let is_service_link = ["tcp://", "udp://"].iter().any(|scheme| value.starts_with(scheme))
+        || name.contains("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT");
+    if name == CPU_ISA_VARIABLE || is_key_variable || is_service_link {
+        return;
+    }
+    let meant = meant_variable(name);
+    let remedy = match &meant {
+        Some(meant) => format!("did you mean {meant}?"),
+        None if name.contains(SEPARATOR) => {
+            "unset it, or correct its spelling: CONSORT_SECTION__KEY, section and key as in the topology file"
+                .into()
+        }
+        None => return,
+    };
+    let rest = name.strip_prefix("CONSORT_").unwrap_or(name);
+    let key = rest.replace(SEPARATOR, ".").to_lowercase();
+    let origin = Origin::Variable(shown(name));
+    violations.add(shown(&key), &origin, "no setting has this name", remedy);
+}
+
+/// The variable that was probably meant: underscores lost or the section left out are usual.
+fn meant_variable(name: &str) -> Option<String> {
+    let rest = name.strip_prefix("CONSORT_")?.to_uppercase();
+    let settable = || KEYS.iter().filter(|key| key.in_environment);
+    let plain = rest.replace('_', "");
+    let spelt: Vec<(String, String)> = settable()
+        .flat_map(|key| {
+            let (table, name) = key.parts();
+            [format!("{table}{name}"), name.to_owned()]
+                .map(|spelling| (spelling.replace('_', ""), key.variable()))
+        })
+        .chain([("cpuisa".to_owned(), CPU_ISA_VARIABLE.to_owned())])
+        .collect();
+    let lower = plain.to_lowercase();
+    // The short name of a key comes last among equals, so that CONSORT_CPU_ISE means CONSORT_CPU_ISA.
+    // Stricter than for keys: variables of that prefix need not be settings.
+    let allowed = (lower.len() / 4).min(2);
+    let near = suggest::within(allowed, &lower, spelt.iter().rev().map(|(spelling, _)| spelling.as_str()))?;
+    spelt.iter().rev().find(|(spelling, _)| spelling == near).map(|(_, variable)| variable.clone())
+}
+
+/// The values of environment and flags by key, a flag above its variable.
 fn layered(
-    entries: &[(&'static str, &'static str, String)],
+    flags: &[(&'static Key, String)],
     variables: HashMap<String, String>,
 ) -> Result<Vec<(String, String)>, config::ConfigError> {
     let source = config::Environment::with_prefix(PREFIX)
         .prefix_separator("_")
         .separator(SEPARATOR)
-        .ignore_empty(true)
         .source(Some(variables));
     let mut builder = Config::builder().add_source(source);
-    for (key, _, value) in entries {
-        builder = builder.set_override(key, value.as_str())?;
+    for (key, value) in flags {
+        builder = builder.set_override(key.name, value.as_str())?;
     }
     let merged: Map<String, Value> = builder.build()?.try_deserialize()?;
     let mut leaves = Vec::new();
@@ -146,83 +262,4 @@ fn flatten(
         }
     }
     Ok(())
-}
-
-struct Override<'a> {
-    key: &'a str,
-    value: String,
-    origin: Origin,
-    violations: &'a mut Violations,
-}
-
-impl Override<'_> {
-    fn put(self, raw: &mut RawTopology) {
-        match self.key {
-            "model.path" => self.text(&mut raw.model.path),
-            "model.dtype" => self.text(&mut raw.model.dtype),
-            "model.max_model_len" => self.parsed(&mut raw.model.max_model_len, "a whole number"),
-            "model.served_model_name" => self.text(&mut raw.model.served_model_name),
-            "parallel.tensor_parallel_size" => {
-                self.parsed(&mut raw.parallel.tensor_parallel_size, "a whole number")
-            }
-            "parallel.data_parallel_size" => {
-                self.parsed(&mut raw.parallel.data_parallel_size, "a whole number")
-            }
-            "parallel.weights" => self.numbers(&mut raw.parallel.weights),
-            "parallel.threads_per_rank" => self.parsed(&mut raw.parallel.threads_per_rank, "a whole number"),
-            "cache.block_size" => self.parsed(&mut raw.cache.block_size, "a whole number"),
-            "cache.kv_cache_memory_bytes" => self.bytes(&mut raw.cache.kv_cache_memory_bytes),
-            "cache.gpu_memory_utilization" => self.parsed(&mut raw.cache.gpu_memory_utilization, "a number"),
-            "scheduler.max_num_seqs" => self.parsed(&mut raw.scheduler.max_num_seqs, "a whole number"),
-            "scheduler.max_num_batched_tokens" => {
-                self.parsed(&mut raw.scheduler.max_num_batched_tokens, "a whole number");
-            }
-            "scheduler.max_waiting_requests" => {
-                self.parsed(&mut raw.scheduler.max_waiting_requests, "a whole number")
-            }
-            "server.listen" => self.text(&mut raw.server.listen),
-            "server.api_key_env" => self.text(&mut raw.server.api_key_env),
-            "server.max_body_bytes" => self.bytes(&mut raw.server.max_body_bytes),
-            "server.host" => self.text(&mut raw.server.host),
-            "server.port" => self.parsed(&mut raw.server.port, "a whole number"),
-            _ => {
-                let remedy = "unset it, or correct its spelling: CONSORT_SECTION__KEY, with section and key \
-                              as in the topology file";
-                self.violations.add(self.key, &self.origin, "there is no such key", remedy);
-            }
-        }
-    }
-
-    fn text(self, leaf: &mut Leaf<String>) {
-        *leaf = Some(Sourced { value: self.value, origin: self.origin });
-    }
-
-    fn bytes(self, leaf: &mut Leaf<RawBytes>) {
-        *leaf = Some(Sourced { value: RawBytes::Text(self.value), origin: self.origin });
-    }
-
-    fn parsed<T: std::str::FromStr>(self, leaf: &mut Leaf<T>, what: &str) {
-        match self.value.trim().parse() {
-            Ok(value) => *leaf = Some(Sourced { value, origin: self.origin }),
-            Err(_) => self.violations.add(
-                self.key,
-                &self.origin,
-                format!("`{}` is not {what}", self.value),
-                format!("give {what}"),
-            ),
-        }
-    }
-
-    fn numbers(self, leaf: &mut Leaf<Vec<f64>>) {
-        let numbers = self.value.trim_matches(['[', ']']).split(',').map(|part| part.trim().parse());
-        match numbers.collect::<Result<Vec<f64>, _>>() {
-            Ok(value) => *leaf = Some(Sourced { value, origin: self.origin }),
-            Err(_) => self.violations.add(
-                self.key,
-                &self.origin,
-                format!("`{}` is not a list of numbers", self.value),
-                "give numbers with commas between, such as 2,1,1",
-            ),
-        }
-    }
 }

@@ -1,9 +1,6 @@
-//! A topology as typed, before any rule but TOML's own and the names and types of keys.
+//! A topology as typed, before any rule but the names and types of keys.
 
 use std::ops::Range;
-
-use serde::{Deserialize, Deserializer};
-use toml::Spanned;
 
 /// Where a value came from, for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,21 +20,12 @@ pub(super) struct Sourced<T> {
     pub(super) origin: Origin,
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Sourced<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Sourced<T>, D::Error> {
-        let spanned = Spanned::<T>::deserialize(deserializer)?;
-        let origin = Origin::File(spanned.span());
-        Ok(Sourced { value: spanned.into_inner(), origin })
-    }
-}
-
 pub(super) type Leaf<T> = Option<Sourced<T>>;
 
 // Numbers are i64 and f64 here, so that -1 is a broken rule with a sentence of its own instead of a wrong
 // type.
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
+#[derive(Debug, Default)]
 pub(super) struct RawTopology {
     pub(super) model: RawModel,
     pub(super) parallel: RawParallel,
@@ -47,65 +35,188 @@ pub(super) struct RawTopology {
     pub(super) server: RawServer,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
+/// What is run.
+#[derive(Debug, Default)]
 pub(super) struct RawModel {
+    /// Folder or GGUF file; relative to the file that says so.
     pub(super) path: Leaf<String>,
+    /// `bfloat16`, `float32` or `auto`.
     pub(super) dtype: Leaf<String>,
+    /// Longest sequence in tokens.
     pub(super) max_model_len: Leaf<i64>,
+    /// Name that clients use.
     pub(super) served_model_name: Leaf<String>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
+/// How it is split.
+#[derive(Debug, Default)]
 pub(super) struct RawParallel {
+    /// Ranks; any number.
     pub(super) tensor_parallel_size: Leaf<i64>,
+    /// Replicas; 1 in this version.
     pub(super) data_parallel_size: Leaf<i64>,
-    pub(super) weights: Leaf<Vec<f64>>,
+    /// Relative share of each rank.
+    pub(super) weights: Leaf<Vec<Sourced<f64>>>,
+    /// Compute threads of each rank.
     pub(super) threads_per_rank: Leaf<i64>,
+    /// Instruction set of CPU ranks: `auto`, `portable`, `avx2`, `avx512` or `amx`.
+    pub(super) cpu_isa: Leaf<String>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
+/// Where it runs: one host of the ensemble.
+#[derive(Debug, Default)]
 pub(super) struct RawNode {
+    /// Name of the host, with or without a port.
     pub(super) host: Leaf<String>,
+    /// One device for each rank.
     pub(super) devices: Leaf<Vec<Sourced<String>>>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
+/// What is remembered.
+#[derive(Debug, Default)]
 pub(super) struct RawCache {
+    /// Tokens of one KV block.
     pub(super) block_size: Leaf<i64>,
+    /// Memory for keys and values, over all ranks.
     pub(super) kv_cache_memory_bytes: Leaf<RawBytes>,
+    /// Part of a GPU's memory that may be used.
     pub(super) gpu_memory_utilization: Leaf<f64>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
+/// What a step may carry.
+#[derive(Debug, Default)]
 pub(super) struct RawScheduler {
+    /// Sequences that run at a time.
     pub(super) max_num_seqs: Leaf<i64>,
+    /// Tokens of one step.
     pub(super) max_num_batched_tokens: Leaf<i64>,
+    /// Requests that may wait.
     pub(super) max_waiting_requests: Leaf<i64>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields, expecting = "a table")]
+/// Who may ask, and where.
+#[derive(Debug, Default)]
 pub(super) struct RawServer {
+    /// `HOST:PORT`.
     pub(super) listen: Leaf<String>,
+    /// Environment variable that holds the API key.
     pub(super) api_key_env: Leaf<String>,
+    /// Largest request body.
     pub(super) max_body_bytes: Leaf<RawBytes>,
     /// Replaces the host of `listen`; never in a file.
-    #[serde(skip)]
     pub(super) host: Leaf<String>,
     /// Replaces the port of `listen`; never in a file.
-    #[serde(skip)]
     pub(super) port: Leaf<i64>,
 }
 
 /// An amount of memory: bytes, or text with a unit.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "a number of bytes, or text with a unit such as \"512MiB\"")]
+#[derive(Clone, Debug)]
 pub(super) enum RawBytes {
     Count(i64),
     Text(String),
+}
+
+/// The place of one key's value, by type.
+pub(super) enum Slot<'a> {
+    Text(&'a mut Leaf<String>),
+    Whole(&'a mut Leaf<i64>),
+    Number(&'a mut Leaf<f64>),
+    Bytes(&'a mut Leaf<RawBytes>),
+    Numbers(&'a mut Leaf<Vec<Sourced<f64>>>),
+    Texts(&'a mut Leaf<Vec<Sourced<String>>>),
+}
+
+impl RawTopology {
+    /// The place of a key that a dotted name stands for. `node.devices` is the one list that replaces all nodes.
+    pub(super) fn slot(&mut self, key: &str) -> Option<Slot<'_>> {
+        let (model, parallel, cache) = (&mut self.model, &mut self.parallel, &mut self.cache);
+        let (scheduler, server) = (&mut self.scheduler, &mut self.server);
+        Some(match key {
+            "model.path" => Slot::Text(&mut model.path),
+            "model.dtype" => Slot::Text(&mut model.dtype),
+            "model.max_model_len" => Slot::Whole(&mut model.max_model_len),
+            "model.served_model_name" => Slot::Text(&mut model.served_model_name),
+            "parallel.tensor_parallel_size" => Slot::Whole(&mut parallel.tensor_parallel_size),
+            "parallel.data_parallel_size" => Slot::Whole(&mut parallel.data_parallel_size),
+            "parallel.weights" => Slot::Numbers(&mut parallel.weights),
+            "parallel.threads_per_rank" => Slot::Whole(&mut parallel.threads_per_rank),
+            "parallel.cpu_isa" => Slot::Text(&mut parallel.cpu_isa),
+            "node.devices" => {
+                self.node = vec![RawNode::default()];
+                return self.node.first_mut()?.slot("devices");
+            }
+            "cache.block_size" => Slot::Whole(&mut cache.block_size),
+            "cache.kv_cache_memory_bytes" => Slot::Bytes(&mut cache.kv_cache_memory_bytes),
+            "cache.gpu_memory_utilization" => Slot::Number(&mut cache.gpu_memory_utilization),
+            "scheduler.max_num_seqs" => Slot::Whole(&mut scheduler.max_num_seqs),
+            "scheduler.max_num_batched_tokens" => Slot::Whole(&mut scheduler.max_num_batched_tokens),
+            "scheduler.max_waiting_requests" => Slot::Whole(&mut scheduler.max_waiting_requests),
+            "server.listen" => Slot::Text(&mut server.listen),
+            "server.api_key_env" => Slot::Text(&mut server.api_key_env),
+            "server.max_body_bytes" => Slot::Bytes(&mut server.max_body_bytes),
+            "server.host" => Slot::Text(&mut server.host),
+            "server.port" => Slot::Whole(&mut server.port),
+            _ => return None,
+        })
+    }
+
+    /// Where a key's value came from, if it has one.
+    pub(super) fn origin(&mut self, key: &str) -> Option<Origin> {
+        match key {
+            "node.devices" => self.node.iter().find_map(|node| Some(node.devices.as_ref()?.origin.clone())),
+            "node.host" => None,
+            _ => self.slot(key)?.origin(),
+        }
+    }
+}
+
+impl RawNode {
+    /// The place of a key of `[[node]]`.
+    pub(super) fn slot(&mut self, name: &str) -> Option<Slot<'_>> {
+        match name {
+            "host" => Some(Slot::Text(&mut self.host)),
+            "devices" => Some(Slot::Texts(&mut self.devices)),
+            _ => None,
+        }
+    }
+}
+
+impl Slot<'_> {
+    fn origin(&self) -> Option<Origin> {
+        fn of<T>(leaf: &Leaf<T>) -> Option<Origin> {
+            leaf.as_ref().map(|given| given.origin.clone())
+        }
+        match self {
+            Slot::Text(leaf) => of(leaf),
+            Slot::Whole(leaf) => of(leaf),
+            Slot::Number(leaf) => of(leaf),
+            Slot::Bytes(leaf) => of(leaf),
+            Slot::Numbers(leaf) => of(leaf),
+            Slot::Texts(leaf) => of(leaf),
+        }
+    }
+
+    /// What may stand there.
+    pub(super) fn expected(&self) -> &'static str {
+        match self {
+            Slot::Text(_) => "text",
+            Slot::Whole(_) => "a whole number",
+            Slot::Number(_) => "a number",
+            Slot::Bytes(_) => "an amount of memory",
+            Slot::Numbers(_) => "a list of numbers",
+            Slot::Texts(_) => "a list of texts",
+        }
+    }
+
+    /// An example of it, in TOML.
+    pub(super) fn example(&self) -> &'static str {
+        match self {
+            Slot::Text(_) => "\"text in quotes\"",
+            Slot::Whole(_) => "3",
+            Slot::Number(_) => "0.9",
+            Slot::Bytes(_) => "\"512MiB\"",
+            Slot::Numbers(_) => "[2, 1, 1]",
+            Slot::Texts(_) => "[\"cpu\", \"cpu\"]",
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Amounts of memory with units.
 
-use super::raw::RawBytes;
+use super::{excerpt::shown, raw::RawBytes};
 
 /// Longest first, so that `KiB` is not read as `B`.
 const UNITS: [(&str, u64); 13] = [
@@ -24,7 +24,7 @@ pub(super) fn bytes(amount: &RawBytes) -> Result<u64, String> {
     match amount {
         RawBytes::Count(count) => u64::try_from(*count).map_err(|_| format!("{count} is negative")),
         RawBytes::Text(text) => {
-            bytes_of_text(text.trim()).ok_or_else(|| format!("\"{text}\" is no amount of memory"))
+            bytes_of_text(text.trim()).ok_or_else(|| format!("\"{}\" is no amount of memory", shown(text)))
         }
     }
 }

@@ -2,16 +2,20 @@
 
 mod devices;
 mod fields;
+mod listen;
 mod model;
+pub(super) mod words;
 
 use std::path::Path;
 
 use self::fields::Fields;
 use super::{
-    ApiKey, DType, ListenAddress, Topology,
+    ApiKey, ListenAddress, Topology,
     env::Environment,
     error::{TopologyError, Violations},
-    raw::{Leaf, RawCache, RawScheduler, RawServer, RawTopology},
+    excerpt::{is_variable_name, shown},
+    origins::Origins,
+    raw::{RawCache, RawScheduler, RawServer, RawTopology, Sourced},
 };
 
 /// More ranks than any machine has devices; keeps a typing error from allocating.
@@ -32,22 +36,22 @@ const MAX_NUM_BATCHED_TOKENS: i64 = 512;
 const MAX_WAITING_REQUESTS: i64 = 1024;
 const BLOCK_SIZE: i64 = 16;
 const GPU_MEMORY_UTILIZATION: f64 = 0.9;
-const LISTEN: (&str, u16) = ("127.0.0.1", 8000);
 /// Prompts of a million tokens fit as JSON.
 const MAX_BODY_BYTES: u64 = 16 << 20;
 
 pub(super) fn validate(
-    raw: RawTopology,
+    mut raw: RawTopology,
     folder: &Path,
     environment: &Environment,
     violations: Violations,
 ) -> Result<Topology, TopologyError> {
+    let origins = Origins::of(&mut raw, &violations);
     let mut fields = Fields { violations };
     let model_path = model::path(raw.model.path.as_ref(), folder, &mut fields.violations);
-    let dtype = dtype(&raw.model.dtype, &mut fields.violations);
+    let dtype = words::dtype(&raw.model.dtype, &mut fields.violations);
     let max_model_len = fields.optional_count("model.max_model_len", &raw.model.max_model_len, MODEL_LEN_MAX);
     let served_model_name =
-        model::served_name(raw.model.served_model_name, &model_path, &mut fields.violations);
+        model::served_name(raw.model.served_model_name.take(), &model_path, &mut fields.violations);
     if let Some(size) = &raw.parallel.data_parallel_size
         && size.value != 1
     {
@@ -59,7 +63,8 @@ pub(super) fn validate(
         );
     }
     let devices = devices::devices(&raw.parallel.tensor_parallel_size, &raw.node, &mut fields);
-    let weights = devices::weights(raw.parallel.weights, devices.len(), &mut fields.violations);
+    let weights = devices::weights(&raw, devices.len(), &mut fields.violations);
+    let cpu_isa = words::cpu_isa(&raw.parallel.cpu_isa, &mut fields.violations);
     let threads_per_rank =
         fields.optional_count("parallel.threads_per_rank", &raw.parallel.threads_per_rank, THREADS_MAX);
     let (block_size, kv_cache_memory_bytes, gpu_memory_utilization) = cache(&raw.cache, &mut fields);
@@ -76,6 +81,7 @@ pub(super) fn validate(
         devices,
         weights,
         threads_per_rank,
+        cpu_isa,
         block_size,
         kv_cache_memory_bytes,
         gpu_memory_utilization,
@@ -86,31 +92,14 @@ pub(super) fn validate(
         api_key_env,
         api_key,
         max_body_bytes,
+        origins,
     })
-}
-
-fn dtype(leaf: &Leaf<String>, violations: &mut Violations) -> DType {
-    let Some(given) = leaf else { return DType::default() };
-    match given.value.as_str() {
-        "bfloat16" => DType::BFloat16,
-        "float32" => DType::Float32,
-        "auto" => DType::Auto,
-        other => {
-            let problem = format!("\"{other}\" is no dtype of this version");
-            violations.add(
-                "model.dtype",
-                &given.origin,
-                problem,
-                "use \"bfloat16\", \"float32\" or \"auto\"",
-            );
-            DType::default()
-        }
-    }
 }
 
 fn cache(raw: &RawCache, fields: &mut Fields) -> (usize, Option<u64>, f64) {
     let block_size = fields.count("cache.block_size", &raw.block_size, BLOCK_SIZE, BLOCK_SIZE_MAX);
     if let Some(given) = &raw.block_size
+        && (1..=BLOCK_SIZE_MAX).contains(&given.value)
         && given.value % 16 != 0
     {
         let problem = format!("{} is not a multiple of 16", given.value);
@@ -121,7 +110,7 @@ fn cache(raw: &RawCache, fields: &mut Fields) -> (usize, Option<u64>, f64) {
     if let Some(given) = &raw.gpu_memory_utilization {
         utilization = given.value;
         if !(utilization > 0.0 && utilization <= 1.0) {
-            let problem = format!("{utilization} is no part of a GPU's memory");
+            let problem = format!("{utilization:?} is no part of a GPU's memory");
             let remedy = "give a number above 0 and at most 1";
             fields.violations.add("cache.gpu_memory_utilization", &given.origin, problem, remedy);
         }
@@ -140,12 +129,15 @@ fn scheduler(raw: &RawScheduler, fields: &mut Fields) -> (usize, usize, usize) {
     let tokens_key = "scheduler.max_num_batched_tokens";
     let tokens = fields.count(tokens_key, &raw.max_num_batched_tokens, tokens_default, BATCHED_TOKENS_MAX);
     if let (Some(given), true) = (&raw.max_num_batched_tokens, tokens < seqs) {
-        fields.violations.add(
-            tokens_key,
-            &given.origin,
-            format!("{tokens} tokens a step cannot carry max_num_seqs = {seqs} sequences"),
-            format!("raise it to {seqs} or more, or lower scheduler.max_num_seqs"),
-        );
+        let problem = format!("{tokens} tokens a step cannot carry max_num_seqs = {seqs} sequences");
+        let remedy = format!("raise it to {seqs} or more, or lower scheduler.max_num_seqs");
+        match &raw.max_num_seqs {
+            Some(other) => {
+                let note = (&other.origin, format!("{seqs} sequences are asked for here"));
+                fields.violations.add_clash((tokens_key, &given.origin), problem, remedy, note);
+            }
+            None => fields.violations.add(tokens_key, &given.origin, problem, remedy),
+        }
     }
     let waiting_key = "scheduler.max_waiting_requests";
     let waiting = fields.count(waiting_key, &raw.max_waiting_requests, MAX_WAITING_REQUESTS, WAITING_MAX);
@@ -157,25 +149,10 @@ fn server(
     environment: &Environment,
     fields: &mut Fields,
 ) -> (ListenAddress, Option<String>, Option<ApiKey>, usize) {
-    let listen = listen(raw, &mut fields.violations);
+    let listen = listen::listen(raw, &mut fields.violations);
     let body =
         fields.bytes("server.max_body_bytes", &raw.max_body_bytes, BODY_BYTES_MAX).unwrap_or(MAX_BODY_BYTES);
-    let mut key = None;
-    if let Some(name) = &raw.api_key_env {
-        key = environment
-            .get(&name.value)
-            .filter(|value| !value.is_empty())
-            .map(|value| ApiKey(value.to_owned()));
-        if key.is_none() {
-            // Serving without the key that was asked for would open the server to everyone.
-            fields.violations.add(
-                "server.api_key_env",
-                &name.origin,
-                format!("the environment variable {} is unset or empty", name.value),
-                "set it to the API key, or remove api_key_env to serve without one",
-            );
-        }
-    }
+    let key = raw.api_key_env.as_ref().and_then(|name| api_key(name, environment, &mut fields.violations));
     (
         listen,
         raw.api_key_env.as_ref().map(|name| name.value.clone()),
@@ -184,57 +161,21 @@ fn server(
     )
 }
 
-fn listen(raw: &RawServer, violations: &mut Violations) -> ListenAddress {
-    let mut address = ListenAddress { host: LISTEN.0.to_owned(), port: LISTEN.1 };
-    if let Some(given) = &raw.listen {
-        match parse_listen(&given.value) {
-            Some(parsed) => address = parsed,
-            None => violations.add(
-                "server.listen",
-                &given.origin,
-                format!("\"{}\" is no address to listen on", given.value),
-                "use HOST:PORT, such as \"127.0.0.1:8000\", \"[::1]:8000\" or \"0.0.0.0:8000\"",
-            ),
-        }
+/// The key that the named variable holds. Serving without the key that was asked for would open the server to everyone.
+fn api_key(name: &Sourced<String>, environment: &Environment, violations: &mut Violations) -> Option<ApiKey> {
+    let key = "server.api_key_env";
+    if !is_variable_name(&name.value) {
+        // Probably the key itself: it is not repeated here.
+        let problem = "this is not the name of an environment variable";
+        let remedy = "put the key into a variable, and give the variable's name, such as \"API_KEY\"";
+        violations.add(key, &name.origin, problem, remedy);
+        return None;
     }
-    if let Some(given) = &raw.host {
-        let host = given.value.trim_start_matches('[').trim_end_matches(']');
-        if is_host(host) {
-            address.host = host.to_owned();
-        } else {
-            let problem = format!("\"{}\" is no host", given.value);
-            violations.add(
-                "server.listen",
-                &given.origin,
-                problem,
-                "give a host name or an address, without a port",
-            );
-        }
+    let value = environment.get(&name.value).filter(|value| !value.is_empty());
+    if value.is_none() {
+        let problem = format!("the environment variable {} is unset or empty", shown(&name.value));
+        let remedy = "set it to the API key, or remove api_key_env to serve without one";
+        violations.add(key, &name.origin, problem, remedy);
     }
-    if let Some(given) = &raw.port {
-        match u16::try_from(given.value) {
-            Ok(port) => address.port = port,
-            Err(_) => {
-                let problem = format!("{} is no port", given.value);
-                violations.add("server.listen", &given.origin, problem, "give a number from 0 to 65535");
-            }
-        }
-    }
-    address
-}
-
-fn parse_listen(text: &str) -> Option<ListenAddress> {
-    let (host, port) = text.trim().rsplit_once(':')?;
-    let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    let host = match bracketed {
-        Some(host) => host,
-        None if host.contains(':') => return None,
-        None => host,
-    };
-    Some(ListenAddress { host: is_host(host).then(|| host.to_owned())?, port: port.parse().ok()? })
-}
-
-fn is_host(host: &str) -> bool {
-    let name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    host.parse::<std::net::IpAddr>().is_ok() || (!host.is_empty() && host.chars().all(name))
+    value.map(|value| ApiKey(value.to_owned()))
 }

@@ -1,7 +1,6 @@
 use consort_parallel::config::GenerationDefaults;
 
-use super::{KvDemand, sane, threads_per_rank};
-use crate::error::EngineError;
+use super::{CacheTooSmall, KvDemand, sane, threads_per_rank};
 
 fn demand(given_bytes: Option<u64>) -> KvDemand {
     KvDemand { given_bytes, block_bytes: 1000, block_size: 16, max_model_len: 100, max_num_seqs: 4 }
@@ -20,9 +19,7 @@ fn memory_for_exactly_one_sequence_is_enough() {
 #[test]
 fn less_than_one_sequence_is_refused_with_what_would_fit() {
     match demand(Some(6_999)).num_blocks() {
-        Err(EngineError::CacheTooSmall {
-            given_blocks, needed_blocks, needed_bytes, fitting_len, ..
-        }) => {
+        Err(CacheTooSmall { given_blocks, needed_blocks, needed_bytes, fitting_len, .. }) => {
             assert_eq!((given_blocks, needed_blocks, needed_bytes, fitting_len), (6, 7, 7_000, 96));
         }
         other => panic!("must be refused, got {other:?}"),
@@ -39,7 +36,7 @@ fn by_default_no_more_is_taken_than_all_sequences_could_use() {
 #[test]
 fn a_context_too_long_for_the_default_is_refused_and_not_silently_paid_for() {
     let long = KvDemand { max_model_len: 1 << 40, ..demand(None) };
-    assert!(matches!(long.num_blocks(), Err(EngineError::CacheTooSmall { .. })));
+    assert!(matches!(long.num_blocks(), Err(CacheTooSmall { .. })));
 }
 
 #[test]

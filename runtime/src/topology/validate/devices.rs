@@ -4,7 +4,9 @@ use super::{
     super::{
         DeviceSpec,
         error::Violations,
-        raw::{Leaf, RawNode, Sourced},
+        excerpt::shown,
+        raw::{Leaf, Origin, RawNode, RawTopology, Sourced},
+        suggest,
     },
     Fields, RANKS_MAX,
 };
@@ -43,13 +45,16 @@ pub(super) fn devices(size: &Leaf<i64>, nodes: &[RawNode], fields: &mut Fields) 
     }
     match (size, count) {
         (Some(size), Some(count)) if !devices.is_empty() && devices.len() != count => {
-            let listed = devices.len();
-            fields.violations.add(
-                SIZE_KEY,
-                &size.origin,
-                format!("{count} ranks, but [[node]] lists {listed} devices"),
-                format!("set it to {listed}, or list {count} devices, or leave one of the two out"),
+            let listed = number(devices.len(), "device");
+            let problem = format!("{}, but [[node]] lists {listed}", number(count, "rank"));
+            let remedy = format!(
+                "set it to {}, or list {}, or leave one of the two out",
+                devices.len(),
+                number(count, "device")
             );
+            let Some(other) = nodes.iter().find_map(|node| node.devices.as_ref()) else { return devices };
+            let note = (&other.origin, format!("{listed} in all, from here on"));
+            fields.violations.add_clash((SIZE_KEY, &size.origin), problem, remedy, note);
         }
         (_, count) if devices.is_empty() => devices = vec![DeviceSpec::Cpu(None); count.unwrap_or(1)],
         _ => {}
@@ -66,7 +71,7 @@ fn host(at: usize, host: &Leaf<String>, violations: &mut Violations) {
         violations.add(
             format!("node[{at}].host"),
             &given.origin,
-            format!("\"{}\" is another machine, and this version runs all ranks on one", given.value),
+            format!("\"{}\" is another machine, and this version runs all ranks on one", shown(&given.value)),
             "remove the key, or set it to \"localhost\"",
         );
     }
@@ -74,6 +79,7 @@ fn host(at: usize, host: &Leaf<String>, violations: &mut Violations) {
 
 fn device(key: &str, given: &Sourced<String>, violations: &mut Violations) -> DeviceSpec {
     let name = given.value.trim();
+    let told = shown(name);
     let (kind, index) = match name.split_once(':') {
         Some((kind, index)) => (kind, Some(index.parse::<u16>())),
         None => (name, None),
@@ -84,41 +90,58 @@ fn device(key: &str, given: &Sourced<String>, violations: &mut Violations) -> De
         ("cuda", None | Some(Ok(_))) => violations.add(
             key,
             &given.origin,
-            format!("\"{name}\" is a GPU, and this build has no CUDA backend yet"),
+            format!("\"{told}\" is a GPU, and this build has no CUDA backend yet"),
             "use \"cpu\"",
         ),
         _ if name.starts_with("GPU-") => violations.add(
             key,
             &given.origin,
-            format!("\"{name}\" names a GPU, and this build has no CUDA backend yet"),
+            format!("\"{told}\" names a GPU, and this build has no CUDA backend yet"),
             "use \"cpu\"",
         ),
-        _ => violations.add(
-            key,
-            &given.origin,
-            format!("\"{name}\" is no device"),
-            "use \"cpu\" or \"cpu:N\" (\"cuda:N\" once this build has a CUDA backend)",
-        ),
+        _ => {
+            // Not for `gpu`, which is no misspelling.
+            let remedy = match suggest::nearest(name, ["cpu"]).filter(|_| name.starts_with(['c', 'C'])) {
+                Some(meant) => format!("did you mean \"{meant}\"?"),
+                None => "use \"cpu\" or \"cpu:N\" (\"cuda:N\" once this build has a CUDA backend)".to_owned(),
+            };
+            violations.add(key, &given.origin, format!("\"{told}\" is no device"), remedy);
+        }
     }
     DeviceSpec::Cpu(None)
 }
 
 /// Relative shares: one positive number for each rank.
-pub(super) fn weights(given: Leaf<Vec<f64>>, ranks: usize, violations: &mut Violations) -> Option<Vec<f64>> {
-    let given = given?;
+pub(super) fn weights(raw: &RawTopology, ranks: usize, violations: &mut Violations) -> Option<Vec<f64>> {
+    let given = raw.parallel.weights.as_ref()?;
     let key = "parallel.weights";
     if given.value.len() != ranks {
-        let problem = format!("{} weights for {ranks} ranks", given.value.len());
-        violations.add(
-            key,
-            &given.origin,
-            problem,
-            format!("give {ranks} numbers, one for each rank in order"),
-        );
+        let problem = format!("{} for {}", number(given.value.len(), "weight"), number(ranks, "rank"));
+        let remedy = format!("give {}, one for each rank in order", number(ranks, "number"));
+        match ranks_origin(raw) {
+            Some(other) => {
+                let note = (other, format!("{} here", number(ranks, "rank")));
+                violations.add_clash((key, &given.origin), problem, remedy, note);
+            }
+            None => violations.add(key, &given.origin, problem, remedy),
+        }
     }
-    if let Some(bad) = given.value.iter().find(|weight| !(weight.is_finite() && **weight > 0.0)) {
-        let problem = format!("{bad} is no share of a model");
-        violations.add(key, &given.origin, problem, "give positive numbers, such as [2, 1, 1]");
+    // Shares are reckoned in f32.
+    let is_share = |weight: f64| (weight as f32).is_finite() && weight as f32 > 0.0;
+    for bad in given.value.iter().filter(|weight| !is_share(weight.value)) {
+        let problem = format!("{:?} is no share of a model", bad.value);
+        violations.add(key, &bad.origin, problem, "give positive numbers, such as [2, 1, 1]");
     }
-    Some(given.value)
+    Some(given.value.iter().map(|weight| weight.value).collect())
+}
+
+/// What says how many ranks there are.
+fn ranks_origin(raw: &RawTopology) -> Option<&Origin> {
+    let devices = || raw.node.iter().find_map(|node| Some(&node.devices.as_ref()?.origin));
+    raw.parallel.tensor_parallel_size.as_ref().map(|size| &size.origin).or_else(devices)
+}
+
+/// `1 rank`, `2 ranks`.
+fn number(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }

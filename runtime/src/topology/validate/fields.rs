@@ -36,7 +36,8 @@ impl Fields {
         match units::bytes(&given.value) {
             Ok(0) => self.violations.add(key, &given.origin, "it is 0", remedy),
             Ok(bytes) if bytes > max => {
-                self.violations.add(key, &given.origin, format!("{bytes} bytes are more than {max}"), remedy);
+                let problem = format!("{bytes} bytes are more than {max}");
+                self.violations.add(key, &given.origin, problem, format!("give at most {max} bytes"));
             }
             Ok(bytes) => return Some(bytes),
             Err(problem) => self.violations.add(key, &given.origin, problem, remedy),

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::{
     error::Violations,
+    excerpt::shown,
     raw::{Leaf, Origin, Sourced},
 };
 
@@ -13,7 +14,11 @@ const KEY: &str = "model.path";
 /// flag or the environment, where it was typed: in the current directory.
 pub(super) fn path(given: Option<&Sourced<String>>, folder: &Path, violations: &mut Violations) -> PathBuf {
     let Some(given) = given else {
-        violations.add_missing(KEY, "no model is named", "give the path of a model folder or GGUF file");
+        violations.add_missing(
+            KEY,
+            "no model is named",
+            "add path = \"...\" under [model]: a model folder or GGUF file",
+        );
         return PathBuf::new();
     };
     let path = PathBuf::from(&given.value);
@@ -56,7 +61,7 @@ fn not_found(given: &str, candidates: &[PathBuf; 2]) -> (String, String) {
     if is_hub_id(given) {
         let name = given.rsplit('/').next().unwrap_or(given);
         return (
-            format!("\"{given}\" is not a local folder or GGUF file"),
+            format!("\"{}\" is not a local folder or GGUF file", shown(given)),
             format!(
                 "download it first (`hf download {given} --local-dir {name}`) and give that folder: this \
                  version does not fetch models"

@@ -1,0 +1,78 @@
+//! Keys whose value is one of a few words.
+
+use consort_kernels::device::Isa;
+
+use super::super::{DType, error::Violations, excerpt::shown, raw::Leaf, suggest};
+
+const DTYPES: [&str; 3] = ["bfloat16", "float32", "auto"];
+/// Other names of the same formats.
+const DTYPE_ALIASES: [(&str, &str); 6] = [
+    ("bf16", "bfloat16"),
+    ("bfp16", "bfloat16"),
+    ("f32", "float32"),
+    ("fp32", "float32"),
+    ("single", "float32"),
+    ("full", "float32"),
+];
+
+/// The number format. `float` is vLLM's other name of `float32`.
+pub(super) fn dtype(leaf: &Leaf<String>, violations: &mut Violations) -> DType {
+    let Some(given) = leaf else { return DType::default() };
+    match given.value.as_str() {
+        "bfloat16" => return DType::BFloat16,
+        "float32" | "float" => return DType::Float32,
+        "auto" => return DType::Auto,
+        _ => {}
+    }
+    let name = shown(&given.value);
+    let (problem, remedy) = match given.value.as_str() {
+        "float16" | "half" | "fp16" | "f16" => (
+            format!("\"{name}\" is not computed in by this version"),
+            "use \"bfloat16\": float16 checkpoints are read too, and rounded to it".to_owned(),
+        ),
+        other => (
+            format!("\"{name}\" is no dtype of this version"),
+            suggest::for_word(other, &DTYPES, &DTYPE_ALIASES),
+        ),
+    };
+    violations.add("model.dtype", &given.origin, problem, remedy);
+    DType::default()
+}
+
+/// The instruction set that is forced, if one is.
+pub(super) fn cpu_isa(leaf: &Leaf<String>, violations: &mut Violations) -> Option<Isa> {
+    let given = leaf.as_ref()?;
+    let available: Vec<Isa> = Isa::available().collect();
+    match chosen(&given.value, &available) {
+        Ok(isa) => isa,
+        Err((problem, remedy)) => {
+            violations.add("parallel.cpu_isa", &given.origin, problem, remedy);
+            None
+        }
+    }
+}
+
+/// The instruction set of that name, on a machine that has these; `auto` leaves the choice to the machine.
+pub(in crate::topology) fn chosen(name: &str, available: &[Isa]) -> Result<Option<Isa>, (String, String)> {
+    let name = name.trim();
+    if name.eq_ignore_ascii_case("auto") {
+        return Ok(None);
+    }
+    match name.parse::<Isa>() {
+        Ok(isa) if available.contains(&isa) => Ok(Some(isa)),
+        Ok(isa) => {
+            let has: Vec<&str> = available.iter().map(|isa| isa.name()).collect();
+            Err((
+                format!("this machine has no {isa}"),
+                format!("use \"auto\", or what it has: {}", has.join(", ")),
+            ))
+        }
+        Err(_) => {
+            let words: Vec<&str> = std::iter::once("auto").chain(Isa::ALL.map(Isa::name)).collect();
+            let aliases =
+                [("avx512f", "avx512"), ("avx-512", "avx512"), ("fma", "avx2"), ("none", "portable")];
+            let remedy = suggest::for_word(name, &words, &aliases);
+            Err((format!("\"{}\" is no instruction set", shown(name)), remedy))
+        }
+    }
+}
