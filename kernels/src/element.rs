@@ -78,8 +78,8 @@ impl Element for f32 {
 
 /// 2^-50: smaller BF16 inputs of a product are taken for zero.
 ///
-/// AMX takes subnormal numbers for zero, other instruction sets do not. A BF16 number of at least 2^-50 is a multiple of
-/// 2^-57, so a product of two is a multiple of 2^-114, and so is every rounded sum of such products: no subnormal
+/// AMX takes subnormal numbers for zero, other instruction sets do not. A BF16 number of at least 2^-50 is a multiple
+/// of 2^-57, so a product of two is a multiple of 2^-114, and so is every rounded sum of such products: no subnormal
 /// number (below 2^-126) can arise, and all instruction sets agree in every bit.
 pub const BF16_SMALLEST: bf16 = bf16::from_bits((127 - 50) << 7);
 

@@ -94,8 +94,9 @@ impl OnTiles {
         }
     }
 
-    /// Merges the weighted values of one chunk into the outputs of the query vectors `active`. `from(dims)` are the values of 16 dimensions: two times 8 pairs of keys, the second null
-    /// where there are none, and right behind the first if `adjacent`. False: left to the lanes.
+    /// Merges the weighted values of one chunk into the outputs of the query vectors `active`. `from(dims)` are the
+    /// values of 16 dimensions: two times 8 pairs of keys, the second null where there are none, and right behind the
+    /// first if `adjacent`. False: left to the lanes.
     #[inline(always)]
     pub(super) unsafe fn values<V: Lanes>(
         &mut self,

@@ -196,8 +196,8 @@ fn prefetch_weights(weights: *const u8) {
 }
 
 impl Problem<'_> {
-    /// Calls `multiply(rows, stride of rows, weights)` for every block of inputs, with addresses of its first row and of
-    /// the two tiles of weights.
+    /// Calls `multiply(rows, stride of rows, weights)` for every block of inputs, with the addresses of its first row
+    /// and of the two tiles of weights.
     #[inline(always)]
     fn each_block(
         &self,
