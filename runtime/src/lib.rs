@@ -19,12 +19,14 @@
 //! * [`topology`]: what to run where, from TOML, environment and flags.
 //! * [`text`]: tokenizer, incremental decoding, stop strings, chat templates.
 //! * [`server`]: the HTTP server.
+//! * [`convert`]: a model as a folder for `transformers`.
 //! * [`cli`]: the `consort` command.
 //! * [`error`]: what can go wrong.
 //!
 //! Absent on purpose: scheduling and supervision (`consort-actors`), models and collectives (`consort-parallel`).
 
 pub mod cli;
+pub mod convert;
 pub mod engine;
 pub mod error;
 mod metrics;

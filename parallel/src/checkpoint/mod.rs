@@ -23,6 +23,7 @@ mod rope_scaling;
 mod tensor;
 #[cfg(test)]
 mod tests;
+pub mod write;
 
 use std::{
     collections::BTreeMap,

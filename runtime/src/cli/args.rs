@@ -2,9 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::{engine::EngineBuilder, topology::Overrides};
+use crate::{
+    convert::DType,
+    engine::EngineBuilder,
+    topology::{Overrides, units},
+};
 
 const AFTER_HELP: &str = "\
 Exit codes:
@@ -41,6 +45,8 @@ pub(super) enum Command {
     Serve(ServeArgs),
     /// Answer one prompt on standard output.
     Run(RunArgs),
+    /// Write a model as a folder that `transformers` loads: BF16 safetensors, configuration, tokenizer.
+    Convert(ConvertArgs),
     /// Start a topology and its server, ask a question through it, and tell who did what.
     #[command(hide = true)]
     Demo(DemoArgs),
@@ -94,6 +100,52 @@ pub(super) struct RunArgs {
     pub(super) seed: Option<i64>,
     #[command(flatten)]
     pub(super) model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ConvertArgs {
+    /// A GGUF file, or a folder with config.json and safetensors.
+    #[arg(value_name = "INPUT")]
+    pub(super) input: PathBuf,
+    /// The folder to write; it appears when everything is there.
+    #[arg(value_name = "OUTPUT")]
+    pub(super) output: PathBuf,
+    /// Type of the weights.
+    #[arg(long, value_enum, default_value_t = WeightType::Bfloat16)]
+    pub(super) dtype: WeightType,
+    /// Most bytes of one weights file; larger models are written as several files and an index.
+    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = shard_bytes)]
+    pub(super) max_shard_size: u64,
+    /// Replace the model that is in OUTPUT.
+    #[arg(long)]
+    pub(super) overwrite: bool,
+}
+
+/// Types that weights are written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum WeightType {
+    /// Rounded to nearest, ties to even: what loading in bfloat16 computes with.
+    Bfloat16,
+    /// The values as they are stored, or as their blocks expand.
+    Float32,
+}
+
+impl WeightType {
+    pub(super) fn dtype(self) -> DType {
+        match self {
+            WeightType::Bfloat16 => DType::BF16,
+            WeightType::Float32 => DType::F32,
+        }
+    }
+}
+
+/// Bytes of a size as people write it.
+fn shard_bytes(text: &str) -> Result<u64, String> {
+    match units::bytes_of_text(text.trim()) {
+        Some(0) => Err("a file must hold something".to_owned()),
+        Some(bytes) => Ok(bytes),
+        None => Err("not a size; write 5GB, 512MiB or a number of bytes".to_owned()),
+    }
 }
 
 #[derive(Debug, Args)]

@@ -4,6 +4,7 @@
 
 mod args;
 mod client;
+mod convert;
 mod demo;
 #[cfg(test)]
 mod goldens;
@@ -55,6 +56,7 @@ fn start(cli: Cli) -> anyhow::Result<()> {
         match cli.command {
             Command::Serve(args) => serve::serve(args).await,
             Command::Run(args) => run::run(args).await,
+            Command::Convert(args) => convert::convert(args).await,
             Command::Demo(args) => demo::demo(args).await,
         }
     });

@@ -1,4 +1,4 @@
-//! Progress bars while ranks load, one each; nothing where the error stream is no terminal.
+//! Progress bars: one per rank while ranks load, one for a conversion; nothing where the error stream is no terminal.
 
 use std::{
     collections::BTreeMap,
@@ -29,10 +29,8 @@ impl LoadBars {
     }
 
     fn bar(&self, progress: &LoadProgress) -> ProgressBar {
-        let style = ProgressStyle::with_template("{prefix} [{bar:40}] {decimal_bytes}/{decimal_total_bytes}")
-            .map_or_else(|_| ProgressStyle::default_bar(), |style| style.progress_chars("=> "));
         let bar = self.all.add(ProgressBar::new(progress.total_bytes));
-        bar.set_style(style);
+        bar.set_style(style());
         bar.set_prefix(progress.rank.to_string());
         bar
     }
@@ -42,4 +40,17 @@ impl LoadBars {
         let ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
         ranks.values().for_each(ProgressBar::finish_and_clear);
     }
+}
+
+/// One bar for bytes written.
+pub(super) fn write_bar() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    bar.set_style(style());
+    bar.set_prefix("writing");
+    bar
+}
+
+fn style() -> ProgressStyle {
+    ProgressStyle::with_template("{prefix} [{bar:40}] {decimal_bytes}/{decimal_total_bytes}")
+        .map_or_else(|_| ProgressStyle::default_bar(), |style| style.progress_chars("=> "))
 }

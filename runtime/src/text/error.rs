@@ -96,6 +96,13 @@ pub enum TextError {
         /// Its decoder.
         decoder: String,
     },
+    /// A tokenizer that has no `tokenizer.json`.
+    #[error("cannot write the tokenizer as tokenizer.json")]
+    Serialise {
+        /// What the library said.
+        #[source]
+        source: Cause,
+    },
     /// The tokenizer refused a text.
     #[error("cannot tokenise a text of {bytes} bytes")]
     Encode {

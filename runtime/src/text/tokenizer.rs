@@ -4,6 +4,7 @@
 //! a token to fixed bytes, so one table serves whole decodes, streams and the `bytes` of log-probabilities
 //! alike, at a cost per token that does not depend on the text before it.
 
+mod around;
 mod bound;
 mod gguf;
 mod pieces;
@@ -103,6 +104,18 @@ impl Tokenizer {
         let bound = TokenBound::of(&inner, &pieces);
         let (prefix, suffix) = (Vec::new(), Vec::new());
         Ok(Tokenizer { inner, pieces, prefix, suffix, bound, bos: None, eos: None })
+    }
+
+    /// The contents of a `tokenizer.json` that gives the same ids, what is put around a text included.
+    pub fn to_json(&self) -> Result<String, TextError> {
+        let serialise = || {
+            let mut inner = self.inner.clone();
+            if let Some(processor) = around::processor(&inner, &self.prefix, &self.suffix)? {
+                inner.with_post_processor(Some(processor));
+            }
+            inner.to_string(true)
+        };
+        serialise().map_err(|source| TextError::Serialise { source })
     }
 
     /// Ids of a text. Names of special tokens inside the text become those tokens, as in `transformers`;

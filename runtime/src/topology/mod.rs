@@ -34,7 +34,7 @@ mod schema;
 mod suggest;
 #[cfg(test)]
 mod tests;
-mod units;
+pub(crate) mod units;
 mod validate;
 mod value;
 mod write;

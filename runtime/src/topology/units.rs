@@ -29,7 +29,8 @@ pub(super) fn bytes(amount: &RawBytes) -> Result<u64, String> {
     }
 }
 
-fn bytes_of_text(text: &str) -> Option<u64> {
+/// Bytes of an amount as people write it: `5GB`, `512 MiB`, `1.5G`, or a number of bytes.
+pub(crate) fn bytes_of_text(text: &str) -> Option<u64> {
     let (number, unit) =
         UNITS.iter().find_map(|(name, bytes)| Some((text.strip_suffix(name)?, *bytes))).unwrap_or((text, 1));
     let number = number.trim_end();

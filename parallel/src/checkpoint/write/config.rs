@@ -1,0 +1,194 @@
+//! `config.json` and `generation_config.json`, in the spelling that `transformers` 4 and 5 both read:
+//! `rope_theta` beside `rope_scaling`, and `torch_dtype`.
+
+use std::{fs::File, io, path::Path};
+
+use consort_kernels::DType;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    checkpoint::{Checkpoint, CheckpointError, Gguf, json::read_object},
+    config::{Architecture, GenerationDefaults, ModelConfig, RopeConfig, RopeScaling},
+};
+
+use super::{WriteError, llama3, write_json};
+
+const CONFIG_FILE: &str = "config.json";
+const GENERATION_FILE: &str = "generation_config.json";
+
+/// Writes `config.json` and `generation_config.json` of a model whose weights are stored as `dtype`. A folder's own
+/// files are kept but for the type and for what they leave to be guessed; for a GGUF file they are made anew.
+pub fn write_config(checkpoint: &Checkpoint, folder: &Path, dtype: DType) -> Result<(), WriteError> {
+    let (config, generation) = match checkpoint.gguf() {
+        Some(gguf) => {
+            let tokens = Tokens::of(checkpoint.config(), gguf);
+            let generation = generation(checkpoint.generation_defaults(), &tokens);
+            (config(checkpoint, &tokens, dtype)?, Some(generation))
+        }
+        None => (adapted(checkpoint, dtype)?, None),
+    };
+    write_json(&folder.join(CONFIG_FILE), &Value::Object(config))?;
+    match generation {
+        Some(generation) => write_json(&folder.join(GENERATION_FILE), &Value::Object(generation)),
+        None => copy_if_present(&checkpoint.path().join(GENERATION_FILE), &folder.join(GENERATION_FILE)),
+    }
+}
+
+/// Special tokens of a GGUF file. Unlike [`ModelConfig::bos_token_id`], the first token is named whether or not it
+/// is put before prompts: `transformers` asks the tokenizer about that.
+struct Tokens {
+    bos: Option<u32>,
+    eos: Vec<u32>,
+    padding: Option<u32>,
+}
+
+impl Tokens {
+    fn of(config: &ModelConfig, gguf: &Gguf) -> Self {
+        // An embedding with a padding index outside the vocabulary cannot be built.
+        let token = |key| gguf.u32(key).filter(|id| (*id as usize) < config.vocab_size);
+        Self {
+            bos: token("tokenizer.ggml.bos_token_id").or(config.bos_token_id),
+            eos: config.eos_token_ids.clone(),
+            padding: token("tokenizer.ggml.padding_token_id"),
+        }
+    }
+
+    fn add_to(&self, object: &mut Map<String, Value>) {
+        let eos = match self.eos[..] {
+            [] => Value::Null,
+            [one] => json!(one),
+            _ => json!(self.eos),
+        };
+        object.insert("bos_token_id".to_owned(), json!(self.bos));
+        object.insert("eos_token_id".to_owned(), eos);
+        object.insert("pad_token_id".to_owned(), json!(self.padding));
+    }
+}
+
+/// A whole `config.json`.
+fn config(checkpoint: &Checkpoint, tokens: &Tokens, dtype: DType) -> Result<Map<String, Value>, WriteError> {
+    // Every field by name: one that is added must find its place here.
+    let ModelConfig {
+        architecture,
+        hidden_size,
+        num_layers,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        intermediate_size,
+        vocab_size,
+        max_position_embeddings,
+        rms_norm_eps,
+        rope,
+        tie_word_embeddings,
+        eos_token_ids: _,
+        bos_token_id: _,
+    } = checkpoint.config();
+    let (class, model_type) = match architecture {
+        Architecture::Llama => ("LlamaForCausalLM", "llama"),
+    };
+    let mut object = Map::new();
+    let mut set = |key: &str, value: Value| object.insert(key.to_owned(), value);
+    set("architectures", json!([class]));
+    set("model_type", json!(model_type));
+    for (key, size) in [
+        ("hidden_size", hidden_size),
+        ("num_hidden_layers", num_layers),
+        ("num_attention_heads", num_heads),
+        ("num_key_value_heads", num_kv_heads),
+        ("head_dim", head_dim),
+        ("intermediate_size", intermediate_size),
+        ("vocab_size", vocab_size),
+        ("max_position_embeddings", max_position_embeddings),
+    ] {
+        set(key, json!(size));
+    }
+    set("rms_norm_eps", number(*rms_norm_eps));
+    set("rope_theta", number(rope.theta));
+    set("rope_scaling", rope_scaling(checkpoint, rope)?);
+    set("hidden_act", json!("silu"));
+    set("attention_bias", json!(false));
+    set("mlp_bias", json!(false));
+    set("tie_word_embeddings", json!(tie_word_embeddings));
+    set("torch_dtype", json!(dtype.to_string()));
+    tokens.add_to(&mut object);
+    Ok(object)
+}
+
+/// `rope_scaling`; null where frequencies are unchanged.
+fn rope_scaling(checkpoint: &Checkpoint, rope: &RopeConfig) -> Result<Value, WriteError> {
+    match &rope.scaling {
+        RopeScaling::None => Ok(Value::Null),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => Ok(json!({
+            "rope_type": "llama3",
+            "factor": number(*factor),
+            "low_freq_factor": number(*low_freq_factor),
+            "high_freq_factor": number(*high_freq_factor),
+            "original_max_position_embeddings": original_context,
+        })),
+        RopeScaling::Factors(factors) => {
+            let scaling = llama3::recognise(factors, rope.theta).ok_or_else(|| WriteError::NoSpelling {
+                path: checkpoint.path().to_owned(),
+                what:
+                    "divisors of the rotary frequencies (`rope_freqs.weight`) that are not those of llama3's \
+                       scaling"
+                        .to_owned(),
+            })?;
+            rope_scaling(checkpoint, &RopeConfig { theta: rope.theta, scaling })
+        }
+    }
+}
+
+/// `generation_config.json`.
+fn generation(defaults: &GenerationDefaults, tokens: &Tokens) -> Map<String, Value> {
+    let GenerationDefaults { temperature, top_k, top_p, min_p, repetition_penalty } = defaults;
+    let mut object = Map::new();
+    tokens.add_to(&mut object);
+    let samples = temperature.is_none_or(|temperature| temperature > 0.0)
+        && (temperature.is_some() || top_k.is_some() || top_p.is_some() || min_p.is_some());
+    object.insert("do_sample".to_owned(), json!(samples));
+    let numbers = [
+        ("temperature", temperature),
+        ("top_p", top_p),
+        ("min_p", min_p),
+        ("repetition_penalty", repetition_penalty),
+    ];
+    for (key, value) in numbers {
+        object.extend(value.map(|value| (key.to_owned(), number(value))));
+    }
+    object.extend(top_k.map(|top_k| ("top_k".to_owned(), json!(top_k))));
+    object
+}
+
+/// A folder's own `config.json` with another type, and tying spelled out: where a file is silent, this project looks
+/// whether there is a head and `transformers` does not.
+fn adapted(checkpoint: &Checkpoint, dtype: DType) -> Result<Map<String, Value>, WriteError> {
+    let mut object = read_object(&checkpoint.path().join(CONFIG_FILE))?;
+    let name = json!(dtype.to_string());
+    if let Some(existing) = object.get_mut("dtype") {
+        *existing = name.clone();
+    }
+    object.insert("torch_dtype".to_owned(), name);
+    object.insert("tie_word_embeddings".to_owned(), json!(checkpoint.config().tie_word_embeddings));
+    Ok(object)
+}
+
+/// A single as the shortest decimal that names it: 1e-5 and not 9.999999747378752e-6.
+fn number(value: f32) -> Value {
+    let shortest = value.to_string().parse::<f64>().ok();
+    json!(shortest.filter(|shortest| *shortest as f32 == value).unwrap_or(f64::from(value)))
+}
+
+fn copy_if_present(from: &Path, to: &Path) -> Result<(), WriteError> {
+    if !from.exists() {
+        return Ok(());
+    }
+    let read = |source| CheckpointError::Io { action: "read", path: from.to_owned(), source };
+    let mut source = File::open(from).map_err(read)?;
+    let mut copy = || -> io::Result<()> {
+        let mut file = File::create_new(to)?;
+        io::copy(&mut source, &mut file)?;
+        file.sync_all()
+    };
+    copy().map_err(|error| WriteError::io(to, from.metadata().map_or(0, |metadata| metadata.len()), error))
+}

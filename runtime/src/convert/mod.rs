@@ -1,0 +1,163 @@
+//! A model, written as the folder that `transformers` loads with the same ids and logits: what `consort convert` does.
+//!
+//! ```no_run
+//! use std::{ops::ControlFlow, path::Path};
+//!
+//! use consort::convert::{ConvertOptions, convert};
+//!
+//! let (from, to) = (Path::new("SmolLM2-135M-Instruct.Q4_1.gguf"), Path::new("smollm2-bf16"));
+//! let mut progress = |written: u64, total: u64| {
+//!     println!("{written} of {total} bytes");
+//!     ControlFlow::Continue(())
+//! };
+//! let converted = convert(from, to, &ConvertOptions::default(), &mut progress)?;
+//! println!("{} tensors", converted.weights.tensors);
+//! # Ok::<(), consort::convert::ConvertError>(())
+//! ```
+//!
+//! From a GGUF file, the configuration, the tokenizer and the chat template are made from its metadata. From a folder
+//! of another type they are kept. The output appears whole or not at all: it is written beside its final place and
+//! renamed at the end. Memory holds a few megabytes of weights at a time, however large the model is.
+
+mod error;
+mod staging;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+pub use consort_kernels::DType;
+use consort_parallel::checkpoint::{
+    Checkpoint, Gguf,
+    write::{self, WriteOptions, Written},
+};
+use serde_json::{Map, Value, json};
+
+pub use self::error::ConvertError;
+use self::staging::Staging;
+use crate::text::{TextError, Tokenizer};
+
+/// Files of a folder that belong to its text and are kept as they are, where they are there.
+const TEXT_FILES: [&str; 9] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    TEMPLATE_FILE,
+    "chat_template.json",
+];
+const TEMPLATE_FILE: &str = "chat_template.jinja";
+
+/// Size of a weights file as `transformers` writes them, in bytes.
+const MAX_SHARD_BYTES: u64 = 5_000_000_000;
+
+/// How a model is converted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConvertOptions {
+    /// Type of every tensor. BF16 rounds to nearest, ties to even, as loading in BF16 does.
+    pub dtype: DType,
+    /// Most bytes of tensors in one file; a larger tensor has a file of its own.
+    pub max_shard_bytes: u64,
+    /// Whether a model folder that stands where the output is to be is replaced.
+    pub overwrite: bool,
+}
+
+impl Default for ConvertOptions {
+    fn default() -> Self {
+        Self { dtype: DType::BF16, max_shard_bytes: MAX_SHARD_BYTES, overwrite: false }
+    }
+}
+
+/// What a conversion wrote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Converted {
+    /// Where it is, as an absolute path.
+    pub folder: PathBuf,
+    /// Tensors and their files.
+    pub weights: Written,
+}
+
+/// Converts the GGUF file or folder `input` to the folder `output`.
+///
+/// `progress` is told bytes written and bytes in all; a break ends the work with [`ConvertError::is_interrupted`].
+/// After an error nothing is left, neither under the output's name nor beside it, and what stood there before stands
+/// there still. (A process that is killed leaves its partial folder, named `OUTPUT.partial-PID`.)
+pub fn convert(
+    input: &Path,
+    output: &Path,
+    options: &ConvertOptions,
+    progress: &mut write::WriteProgress<'_>,
+) -> Result<Converted, ConvertError> {
+    let staging = Staging::prepare(input, output, options.overwrite)?;
+    let checkpoint =
+        Checkpoint::open(input).map_err(|source| ConvertError::Open { path: input.to_owned(), source })?;
+    // What may be refused comes first, what takes long last.
+    let text = match checkpoint.gguf() {
+        Some(gguf) => text_of_gguf(&checkpoint, gguf)?,
+        None => Vec::new(),
+    };
+    let staged = staging.create()?;
+    write::write_config(&checkpoint, staged.folder(), options.dtype)?;
+    for (name, contents) in &text {
+        let path = staged.folder().join(name);
+        std::fs::write(&path, contents).map_err(|source| ConvertError::Write { path, source })?;
+    }
+    if checkpoint.gguf().is_none() {
+        for name in TEXT_FILES {
+            copy_if_present(&input.join(name), &staged.folder().join(name))?;
+        }
+    }
+    let weights = WriteOptions { dtype: options.dtype, max_shard_bytes: options.max_shard_bytes };
+    let weights = write::write_weights(&checkpoint, staged.folder(), &weights, progress)?;
+    Ok(Converted { folder: staged.commit()?, weights })
+}
+
+/// Names and contents of the files that hold a GGUF file's tokenizer and chat template.
+fn text_of_gguf(checkpoint: &Checkpoint, gguf: &Gguf) -> Result<Vec<(&'static str, String)>, TextError> {
+    let tokenizer = Tokenizer::from_checkpoint(checkpoint)?;
+    let settings = Value::Object(tokenizer_config(checkpoint, gguf, &tokenizer));
+    let mut files =
+        vec![("tokenizer.json", tokenizer.to_json()?), ("tokenizer_config.json", format!("{settings:#}\n"))];
+    if let Some(template) = gguf.string("tokenizer.chat_template") {
+        files.push((TEMPLATE_FILE, template.to_owned()));
+    }
+    Ok(files)
+}
+
+/// The class that takes tokenizer.json as it stands, names of special tokens, and what would otherwise alter texts.
+/// There is no `add_bos_token`: it makes `transformers` put its own rules in place of tokenizer.json's.
+fn tokenizer_config(checkpoint: &Checkpoint, gguf: &Gguf, tokenizer: &Tokenizer) -> Map<String, Value> {
+    let mut config = Map::new();
+    let mut set = |key: &str, value: Value| config.insert(key.to_owned(), value);
+    set("tokenizer_class", json!("PreTrainedTokenizerFast"));
+    set("bos_token", json!(tokenizer.bos_token()));
+    set("eos_token", json!(tokenizer.eos_token()));
+    // `transformers` makes each of these special, which must not happen to a token of the text.
+    for (key, id) in
+        [("pad_token", "tokenizer.ggml.padding_token_id"), ("unk_token", "tokenizer.ggml.unknown_token_id")]
+    {
+        if let Some(id) = gguf.u32(id).filter(|id| tokenizer.is_special(*id)) {
+            set(key, json!(tokenizer.piece(id)));
+        }
+    }
+    set("model_max_length", json!(checkpoint.config().max_position_embeddings));
+    set("clean_up_tokenization_spaces", json!(false));
+    config
+}
+
+fn copy_if_present(from: &Path, to: &Path) -> Result<(), ConvertError> {
+    match std::fs::metadata(from) {
+        Ok(metadata) if metadata.is_file() => {}
+        Ok(_) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(ConvertError::Read { path: from.to_owned(), source }),
+    }
+    let copied = std::fs::copy(from, to);
+    copied.map(drop).map_err(|source| ConvertError::Copy { from: from.to_owned(), to: to.to_owned(), source })
+}
