@@ -7,6 +7,7 @@
 #![allow(clippy::print_stdout, reason = "figures for the reader of --nocapture")]
 
 mod cli;
+mod convert;
 mod engine;
 mod harness;
 mod leaks;

@@ -64,12 +64,12 @@ fn read(
     Ok(out)
 }
 
-fn read_all(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
+pub(in crate::checkpoint) fn read_all(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
     let info = checkpoint.tensor(name).unwrap();
     read(checkpoint, name, 0..info.rows(), 0..info.cols()).unwrap()
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
+pub(in crate::checkpoint) fn bits(values: &[f32]) -> Vec<u32> {
     // Which of the bit patterns of "not a number" comes out is the processor's business.
     values.iter().map(|value| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }).collect()
 }
@@ -495,7 +495,7 @@ fn ranks_read_and_release_at_once() {
 
 /// Kilobytes of a mapped file that this process holds.
 #[cfg(target_os = "linux")]
-fn resident_kib(file: &Path) -> u64 {
+pub(in crate::checkpoint) fn resident_kib(file: &Path) -> u64 {
     let maps = fs::read_to_string("/proc/self/smaps").unwrap();
     let mut lines = maps.lines().skip_while(|line| !line.ends_with(file.to_str().unwrap()));
     let rss = lines.find_map(|line| line.strip_prefix("Rss:")).expect("the file is mapped");

@@ -1,14 +1,20 @@
 //! SmolLM2-135M-Instruct over 1 to 9 ranks against `transformers` in float32.
 
 use std::{
+    ops::ControlFlow,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use consort_kernels::{DType, Element, element::bf16};
-use consort_parallel::{checkpoint::Checkpoint, partition::Partition};
-use safetensors::{Dtype as SafeDtype, tensor::TensorView};
-use serde_json::{Value, json};
+use consort_kernels::DType;
+use consort_parallel::{
+    checkpoint::{
+        Checkpoint,
+        write::{WriteOptions, write_config, write_weights},
+    },
+    partition::Partition,
+};
+use serde_json::Value;
 
 use crate::harness::{Differences, Setup, fixtures, floats, teacher_forced, top};
 
@@ -77,39 +83,12 @@ pub(crate) fn gguf() -> Arc<Checkpoint> {
 /// The same model with every weight rounded to BF16, as a safetensors folder: what the reference ran.
 fn bf16_folder() -> Arc<Checkpoint> {
     let from = gguf();
-    let config = from.config();
-    let json = json!({
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.intermediate_size,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope.theta,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "eos_token_id": config.eos_token_ids,
-    });
-    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = from
-        .names()
-        .map(|name| {
-            let info = from.tensor(name).unwrap();
-            let mut values = vec![0.0; info.rows() * info.cols()];
-            from.read_rows(name, 0..info.rows(), 0..info.cols(), &mut values).unwrap();
-            let bytes = values.iter().flat_map(|x| bf16::round(*x).to_le_bytes()).collect();
-            (name.to_owned(), info.shape, bytes)
-        })
-        .collect();
-    let views = tensors
-        .iter()
-        .map(|(name, shape, bytes)| (name, TensorView::new(SafeDtype::BF16, shape.clone(), bytes).unwrap()));
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("smollm2-bf16");
+    let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).unwrap();
-    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
-    std::fs::write(folder.join("config.json"), json.to_string()).unwrap();
+    let options = WriteOptions { dtype: DType::BF16, max_shard_bytes: u64::MAX };
+    write_config(&from, &folder, options.dtype).unwrap();
+    write_weights(&from, &folder, &options, &mut |_, _| ControlFlow::Continue(())).unwrap();
     Checkpoint::open(&folder).unwrap()
 }
 

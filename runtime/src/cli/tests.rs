@@ -6,7 +6,7 @@ use consort_kernels::device::Isa;
 use consort_parallel::ids::Rank;
 
 use super::{
-    args::Cli,
+    args::{Cli, Command},
     client::EventSplitter,
     report,
     serve::{Running, Signals},
@@ -35,6 +35,22 @@ fn wrong_usage_ends_with_code_two() {
         [vec!["consort"], vec!["consort", "run", "model"], vec!["consort", "serve", "m", "--tp", "x"]]
     {
         assert_eq!(Cli::try_parse_from(&arguments).expect_err("wrong usage").exit_code(), 2, "{arguments:?}");
+    }
+}
+
+#[test]
+fn sizes_of_weight_files_are_read_as_people_write_them() {
+    let size =
+        |text: &str| match Cli::try_parse_from(["consort", "convert", "in", "out", "--max-shard-size", text])
+        {
+            Ok(Cli { command: Command::Convert(args), .. }) => Some(args.max_shard_size),
+            _ => None,
+        };
+    assert_eq!(size("5GB"), Some(5_000_000_000));
+    assert_eq!(size("512 MiB"), Some(512 << 20));
+    assert_eq!(size("1000"), Some(1000));
+    for wrong in ["0", "", "-1", "five", "1XB", "99999999999GB"] {
+        assert_eq!(size(wrong), None, "{wrong}");
     }
 }
 

@@ -106,7 +106,7 @@ pub fn convert(
     write::write_config(&checkpoint, staged.folder(), options.dtype)?;
     for (name, contents) in &text {
         let path = staged.folder().join(name);
-        std::fs::write(&path, contents).map_err(|source| ConvertError::Write { path, source })?;
+        staging::write(&path, contents).map_err(|source| ConvertError::Write { path, source })?;
     }
     if checkpoint.gguf().is_none() {
         for name in TEXT_FILES {

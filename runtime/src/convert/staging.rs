@@ -2,7 +2,8 @@
 
 use std::{
     ffi::OsString,
-    fs, io,
+    fs,
+    io::{self, Write},
     path::{Path, PathBuf},
     process,
 };
@@ -76,6 +77,13 @@ fn may_stand_at(path: &Path, overwrite: bool) -> Result<(), ConvertError> {
     if path.join(MODEL_MARK).is_file() { Ok(()) } else { refuse("is not a model (it has no config.json)") }
 }
 
+/// Writes a small file that will outlast a power failure once its folder is in place.
+pub(super) fn write(path: &Path, contents: &str) -> io::Result<()> {
+    let mut file = fs::File::create_new(path)?;
+    file.write_all(contents.as_bytes())?;
+    file.sync_all()
+}
+
 /// A folder that is being filled; removed when dropped before [`Staged::commit`].
 pub(super) struct Staged {
     place: Staging,
@@ -109,10 +117,19 @@ impl Staged {
             return Err(error);
         }
         self.folder = None;
+        sync(&output);
+        sync(&self.place.parent);
         if is_model && let Err(error) = fs::remove_dir_all(&replaced) {
             tracing::warn!(path = %replaced.display(), %error, "cannot delete the model that was replaced");
         }
         Ok(output)
+    }
+}
+
+/// Makes a folder's names durable. Not every file system can; what is there is complete all the same.
+fn sync(folder: &Path) {
+    if let Err(error) = fs::File::open(folder).and_then(|folder| folder.sync_all()) {
+        tracing::debug!(path = %folder.display(), %error, "cannot sync a folder");
     }
 }
 

@@ -14,7 +14,7 @@ mod files;
 mod stop;
 mod template;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod tokenizer;
 
 pub use decode::IncrementalDecoder;

@@ -23,7 +23,7 @@ pub(super) fn vocabulary() -> VocabularyFixture {
     serde_json::from_str(include_str!("../../fixtures/tokenizer/vocabulary.json")).unwrap()
 }
 
-pub(super) fn corpus() -> Vec<String> {
+pub(crate) fn corpus() -> Vec<String> {
     serde_json::from_str(include_str!("../../fixtures/tokenizer/corpus.json")).unwrap()
 }
 
@@ -63,7 +63,7 @@ pub(super) fn sentencepiece() -> Arc<Tokenizer> {
 }
 
 /// SmolLM2's GGUF file, where `cargo xtask model` has put it.
-pub(super) fn smollm2() -> Option<PathBuf> {
+pub(crate) fn smollm2() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
     if !path.exists() {
         eprintln!("skipped: {} is not there (cargo xtask model fetches it)", path.display());

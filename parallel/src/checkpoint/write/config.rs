@@ -105,7 +105,7 @@ fn config(checkpoint: &Checkpoint, tokens: &Tokens, dtype: DType) -> Result<Map<
     }
     set("rms_norm_eps", number(*rms_norm_eps));
     set("rope_theta", number(rope.theta));
-    set("rope_scaling", rope_scaling(checkpoint, rope)?);
+    set("rope_scaling", rope_scaling(checkpoint.path(), rope)?);
     set("hidden_act", json!("silu"));
     set("attention_bias", json!(false));
     set("mlp_bias", json!(false));
@@ -116,7 +116,7 @@ fn config(checkpoint: &Checkpoint, tokens: &Tokens, dtype: DType) -> Result<Map<
 }
 
 /// `rope_scaling`; null where frequencies are unchanged.
-fn rope_scaling(checkpoint: &Checkpoint, rope: &RopeConfig) -> Result<Value, WriteError> {
+pub(super) fn rope_scaling(path: &Path, rope: &RopeConfig) -> Result<Value, WriteError> {
     match &rope.scaling {
         RopeScaling::None => Ok(Value::Null),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => Ok(json!({
@@ -128,13 +128,13 @@ fn rope_scaling(checkpoint: &Checkpoint, rope: &RopeConfig) -> Result<Value, Wri
         })),
         RopeScaling::Factors(factors) => {
             let scaling = llama3::recognise(factors, rope.theta).ok_or_else(|| WriteError::NoSpelling {
-                path: checkpoint.path().to_owned(),
+                path: path.to_owned(),
                 what:
                     "divisors of the rotary frequencies (`rope_freqs.weight`) that are not those of llama3's \
                        scaling"
                         .to_owned(),
             })?;
-            rope_scaling(checkpoint, &RopeConfig { theta: rope.theta, scaling })
+            rope_scaling(path, &RopeConfig { theta: rope.theta, scaling })
         }
     }
 }
@@ -174,7 +174,7 @@ fn adapted(checkpoint: &Checkpoint, dtype: DType) -> Result<Map<String, Value>, 
 }
 
 /// A single as the shortest decimal that names it: 1e-5 and not 9.999999747378752e-6.
-fn number(value: f32) -> Value {
+pub(super) fn number(value: f32) -> Value {
     let shortest = value.to_string().parse::<f64>().ok();
     json!(shortest.filter(|shortest| *shortest as f32 == value).unwrap_or(f64::from(value)))
 }

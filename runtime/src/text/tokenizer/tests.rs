@@ -90,6 +90,44 @@ fn a_text_gets_its_first_and_last_token_where_the_metadata_asks_for_them() {
 }
 
 #[test]
+fn a_written_tokenizer_json_gives_the_same_ids_whatever_is_put_around_a_text() {
+    let fixture = vocabulary();
+    let mut token_types = types(&fixture);
+    // A token of the text that is matched before merging, as files with added words have it.
+    let word = fixture.tokens.iter().position(|token| token == "Ġthe").unwrap();
+    token_types[word] = 4;
+    let pres = ["smollm", "gpt-2", "default", "llama-bpe", "qwen2"];
+    let around = [(None, None), (Some(true), None), (None, Some(true)), (Some(true), Some(true))];
+    for (pre, (add_bos, add_eos)) in pres.into_iter().flat_map(|pre| around.map(|around| (pre, around))) {
+        let vocabulary = gguf::Vocabulary { add_bos, add_eos, ..plain(&fixture, &token_types, pre) };
+        let original = vocabulary.build(Path::new("test.gguf")).unwrap();
+        let json = original.to_json().unwrap();
+        let read = Tokenizer::from_json(json.as_bytes(), Path::new("tokenizer.json")).unwrap();
+        for (text, special) in corpus().iter().flat_map(|text| [(text, false), (text, true)]) {
+            let ids = original.encode(text, special).unwrap();
+            assert_eq!(read.encode(text, special).unwrap(), ids, "{pre} {add_bos:?} {add_eos:?}: {text:?}");
+        }
+        assert_eq!(read.to_json().unwrap(), json, "writing what was read changes nothing");
+    }
+}
+
+#[test]
+fn tokens_around_a_text_may_have_characters_with_a_meaning_in_templates() {
+    let mut fixture = vocabulary();
+    let token_types = types(&fixture);
+    (fixture.tokens[1], fixture.tokens[2]) = ("$A:1 <|begin|>".to_owned(), "<eos:0>".to_owned());
+    let vocabulary = gguf::Vocabulary {
+        add_bos: Some(true),
+        add_eos: Some(true),
+        ..plain(&fixture, &token_types, "smollm")
+    };
+    let json = vocabulary.build(Path::new("test.gguf")).unwrap().to_json().unwrap();
+    let inner = tokenizers::Tokenizer::from_bytes(json.as_bytes()).unwrap();
+    assert_eq!(inner.encode_fast("!", true).unwrap().get_ids(), [1, 17, 2]);
+    assert_eq!(inner.encode_fast(("!", "!"), true).unwrap().get_ids(), [1, 17, 2, 1, 17, 2]);
+}
+
+#[test]
 fn an_unknown_pre_tokenizer_is_refused_with_the_known_ones() {
     let error = gguf::pre_tokenizer(Some("tekken"), Path::new("m.gguf")).unwrap_err().to_string();
     assert!(error.starts_with("m.gguf: tokenizer.ggml.pre is `tekken`"), "{error}");
