@@ -64,7 +64,7 @@ async fn a_converted_model_answers_with_the_same_bits_as_its_gguf_file() {
     assert!(run.status.success(), "{err}");
     assert!(out.contains("272 tensors in bfloat16, 269.0 MB of weights in 3 files"), "{out}");
     println!("{}", out.trim_end());
-    assert_eq!(beside(&folder), [folder.clone()], "nothing stays beside it");
+    assert_eq!(beside(&folder), std::slice::from_ref(&folder), "nothing stays beside it");
 
     let (of_gguf, of_folder) = (answers(&model()).await, answers(&folder).await);
     assert!(of_gguf[0].1.text.contains("Paris"), "{}", of_gguf[0].1.text);
