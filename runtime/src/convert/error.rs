@@ -26,7 +26,10 @@ pub enum ConvertError {
     #[error(transparent)]
     Weights(#[from] WriteError),
     /// Something stands where the output is to be.
-    #[error("{} exists already and is not empty: choose another folder, or replace it with --overwrite", .path.display())]
+    #[error(
+        "{} exists already and is not empty: choose another folder, or replace it with --overwrite",
+        .path.display()
+    )]
     Exists {
         /// The output.
         path: PathBuf,
@@ -40,7 +43,11 @@ pub enum ConvertError {
         problem: &'static str,
     },
     /// Replacing the output would delete the input.
-    #[error("the input {} lies in the output {}, which would be deleted: choose another output", .input.display(), .output.display())]
+    #[error(
+        "the input {} lies in the output {}, which would be deleted: choose another output",
+        .input.display(),
+        .output.display()
+    )]
     InputInOutput {
         /// The input.
         input: PathBuf,
