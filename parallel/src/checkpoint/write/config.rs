@@ -80,12 +80,14 @@ fn config(checkpoint: &Checkpoint, tokens: &Tokens, dtype: DType) -> Result<Map<
         max_position_embeddings,
         rms_norm_eps,
         rope,
+        sliding_window,
         tie_word_embeddings,
         eos_token_ids: _,
         bos_token_id: _,
     } = checkpoint.config();
     let (class, model_type) = match architecture {
         Architecture::Llama => ("LlamaForCausalLM", "llama"),
+        Architecture::Mistral => ("MistralForCausalLM", "mistral"),
     };
     let mut object = Map::new();
     let mut set = |key: &str, value: Value| object.insert(key.to_owned(), value);
@@ -107,8 +109,13 @@ fn config(checkpoint: &Checkpoint, tokens: &Tokens, dtype: DType) -> Result<Map<
     set("rope_theta", number(rope.theta));
     set("rope_scaling", rope_scaling(checkpoint.path(), rope)?);
     set("hidden_act", json!("silu"));
-    set("attention_bias", json!(false));
-    set("mlp_bias", json!(false));
+    match architecture {
+        Architecture::Llama => {
+            set("attention_bias", json!(false));
+            set("mlp_bias", json!(false));
+        }
+        Architecture::Mistral => drop(set("sliding_window", json!(sliding_window))),
+    }
     set("tie_word_embeddings", json!(tie_word_embeddings));
     set("torch_dtype", json!(dtype.to_string()));
     tokens.add_to(&mut object);
@@ -119,6 +126,16 @@ fn config(checkpoint: &Checkpoint, tokens: &Tokens, dtype: DType) -> Result<Map<
 pub(super) fn rope_scaling(path: &Path, rope: &RopeConfig) -> Result<Value, WriteError> {
     match &rope.scaling {
         RopeScaling::None => Ok(Value::Null),
+        RopeScaling::Linear { factor } => Ok(json!({ "rope_type": "linear", "factor": number(*factor) })),
+        RopeScaling::Yarn { yarn, attention_factor } => Ok(json!({
+            "rope_type": "yarn",
+            "factor": number(yarn.factor),
+            "original_max_position_embeddings": yarn.original_context,
+            "beta_fast": number(yarn.beta_fast),
+            "beta_slow": number(yarn.beta_slow),
+            "truncate": yarn.truncate,
+            "attention_factor": number(*attention_factor),
+        })),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => Ok(json!({
             "rope_type": "llama3",
             "factor": number(*factor),
@@ -127,7 +144,8 @@ pub(super) fn rope_scaling(path: &Path, rope: &RopeConfig) -> Result<Value, Writ
             "original_max_position_embeddings": original_context,
         })),
         RopeScaling::Factors(factors) => {
-            let scaling = llama3::recognise(factors, rope.theta).ok_or_else(|| WriteError::NoSpelling {
+            let found = uniform(factors).or_else(|| llama3::recognise(factors, rope.theta));
+            let scaling = found.ok_or_else(|| WriteError::NoSpelling {
                 path: path.to_owned(),
                 what:
                     "divisors of the rotary frequencies (`rope_freqs.weight`) that are not those of llama3's \
@@ -137,6 +155,12 @@ pub(super) fn rope_scaling(path: &Path, rope: &RopeConfig) -> Result<Value, Writ
             rope_scaling(path, &RopeConfig { theta: rope.theta, scaling })
         }
     }
+}
+
+/// One divisor for all is linear scaling, whoever wrote it down one by one.
+fn uniform(factors: &[f32]) -> Option<RopeScaling> {
+    let (&factor, rest) = factors.split_first()?;
+    (factor > 1.0 && rest.iter().all(|other| *other == factor)).then_some(RopeScaling::Linear { factor })
 }
 
 /// `generation_config.json`.

@@ -19,10 +19,7 @@ use std::{
     path::Path,
 };
 
-use consort_kernels::{
-    DType,
-    element::{Element, bf16},
-};
+use consort_kernels::{DType, element::bf16};
 use safetensors::{
     Dtype,
     tensor::{Metadata, TensorInfo},
@@ -215,7 +212,7 @@ fn stream(
         match dtype {
             DType::F32 => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
             DType::BF16 => {
-                bytes.extend(values.iter().flat_map(|value| <bf16 as Element>::round(*value).to_le_bytes()));
+                bytes.extend(values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()));
             }
         }
         sink(&bytes)?;

@@ -6,11 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use consort_kernels::{
-    DType,
-    element::{Element, bf16},
-    rope,
-};
+use consort_kernels::{DType, element::bf16, rope};
 use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
@@ -24,7 +20,11 @@ use super::{
 use crate::{
     checkpoint::{
         Checkpoint,
-        tests::{bits, build, fixture, read_all},
+        tests::{
+            bits,
+            build::{self, GgufBuilder},
+            fixture, read_all,
+        },
     },
     config::{RopeConfig, RopeScaling},
 };
@@ -55,10 +55,9 @@ fn assert_same_tensors(original: &Checkpoint, folder: &Path, dtype: DType) {
         assert_eq!(copy.tensor(name).unwrap().shape, original.tensor(name).unwrap().shape, "{name}");
         let expected: Vec<f32> = match dtype {
             DType::F32 => read_all(original, name),
-            DType::BF16 => read_all(original, name)
-                .iter()
-                .map(|value| <bf16 as Element>::round(*value).widen())
-                .collect(),
+            DType::BF16 => {
+                read_all(original, name).iter().map(|value| bf16::from_f32(*value).to_f32()).collect()
+            }
         };
         assert_eq!(bits(&read_all(&copy, name)), bits(&expected), "{name}");
     }
@@ -80,6 +79,35 @@ fn a_gguf_file_becomes_a_folder_of_the_same_values_and_configuration() {
         assert_eq!(json_of(&folder.path().join("config.json"))["torch_dtype"], dtype.to_string());
         let generation = json_of(&folder.path().join("generation_config.json"));
         assert_eq!((&generation["eos_token_id"], &generation["bos_token_id"]), (&json!([2, 5]), &json!(1)));
+    }
+}
+
+#[test]
+fn windows_and_stretched_frequencies_read_the_same_from_the_written_folder() {
+    type Change = fn(&mut GgufBuilder);
+    let changes: [(&str, Change); 3] = [
+        ("mistral", |gguf| gguf.u32("llama.attention.sliding_window", 7)),
+        ("linear", |gguf| {
+            gguf.string("llama.rope.scaling.type", "linear");
+            gguf.f32("llama.rope.scaling.factor", 2.5);
+        }),
+        ("yarn", |gguf| {
+            gguf.string("llama.rope.scaling.type", "yarn");
+            gguf.f32("llama.rope.scaling.factor", 4.0);
+            gguf.u32("llama.rope.scaling.original_context_length", 32);
+            gguf.f32("llama.rope.scaling.yarn_beta_fast", 16.0);
+            gguf.f32("llama.rope.scaling.attn_factor", 1.25);
+        }),
+    ];
+    for (name, change) in changes {
+        let mut builder = GgufBuilder::llama();
+        change(&mut builder);
+        let source = tempfile::tempdir().unwrap();
+        let path = source.path().join("model.gguf");
+        fs::write(&path, builder.bytes()).unwrap();
+        let gguf = Checkpoint::open(&path).unwrap();
+        let (folder, _) = write(&gguf, &ONE_FILE);
+        assert_eq!(Checkpoint::open(folder.path()).unwrap().config(), gguf.config(), "{name}");
     }
 }
 
@@ -289,9 +317,12 @@ fn divisors_of_another_kind_are_not_taken_for_llama3s() {
     }
     assert_eq!(llama3::recognise(&good, 1e4), None, "another base");
     assert_eq!(llama3::recognise(&[4.0; 32], 1e4), None, "one divisor for all is linear scaling");
+    let linear = RopeConfig { theta: 1e4, scaling: RopeScaling::Factors(vec![4.0; 32]) };
+    let spelled = rope_scaling(Path::new("m.gguf"), &linear).unwrap();
+    assert_eq!(spelled, json!({ "rope_type": "linear", "factor": 4.0 }));
     assert_eq!(llama3::recognise(&[0.5; 32], 1e4), None);
     assert_eq!(llama3::recognise(&[1.0, f32::MAX, 1e-30, 2.0], 1e4), None);
-    let scaling = RopeScaling::Factors(vec![4.0; 32]);
+    let scaling = RopeScaling::Factors(vec![4.0, 3.0, 1.0, 7.0]);
     let error = rope_scaling(Path::new("m.gguf"), &RopeConfig { theta: 1e4, scaling }).unwrap_err();
     let error = error.to_string();
     assert!(error.starts_with("m.gguf has divisors") && error.contains("rope_freqs.weight"), "{error}");
