@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::IncrementalDecoder;
 use crate::text::{
     Tokenizer,
-    testing::{sentencepiece, small_tokenizer},
+    testing::{assert_streams, readings, sentencepiece, small_tokenizer},
 };
 
 fn pushed(tokenizer: &Arc<Tokenizer>, ids: &[u32], skip: bool) -> Vec<String> {
@@ -59,6 +59,17 @@ fn an_answer_completes_the_character_that_the_prompt_began() {
     let ids = byte_ids(&tokenizer, "xx€".as_bytes());
     let mut decoder = IncrementalDecoder::after(Arc::clone(&tokenizer), true, &ids[..4]);
     assert_eq!(decoder.push(ids[4]), "€");
+}
+
+#[test]
+fn the_corpus_streams_as_it_decodes_wherever_it_is_split() {
+    for (pre, expected) in readings() {
+        let tokenizer = small_tokenizer(&pre);
+        for ids in &expected.ids {
+            assert_streams(&tokenizer, ids, false, &pre);
+            assert_streams(&tokenizer, ids, true, &pre);
+        }
+    }
 }
 
 /// Building one takes longer than a property's case.

@@ -13,6 +13,13 @@ impl Tokenizer {
     pub(in crate::text) fn reference_decode(&self, ids: &[u32], skip_special_tokens: bool) -> String {
         self.inner.decode(ids, skip_special_tokens).unwrap()
     }
+
+    /// The same vocabulary and rules, with names of special tokens read as text.
+    pub(in crate::text) fn reading_literally(&self) -> Tokenizer {
+        let mut inner = self.inner.clone();
+        inner.set_encode_special_tokens(true);
+        Tokenizer::assemble(inner, Path::new("test")).unwrap()
+    }
 }
 
 /// The tokenizer that GGUF metadata with these tokens would give.
