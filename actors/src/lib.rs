@@ -39,4 +39,4 @@ pub use shard::{
     LoadProgress, ModelExecutor, ProgressCallback, ProgressReporter, RankShare, Rejoined, ShardExecutor,
     ShardFactory,
 };
-pub use status::{EnsembleState, FinishedCounts, RankStatus, ShardState, Status};
+pub use status::{EnsembleState, FinishedCounts, RankStatus, ShardState, StateWatch, Status};

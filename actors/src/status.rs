@@ -6,6 +6,7 @@ use std::{
 };
 
 use consort_parallel::ids::Rank;
+use tokio::sync::watch;
 
 /// A snapshot of an ensemble. Counters only grow while the ensemble lives.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +64,45 @@ pub enum EnsembleState {
     },
 }
 
+impl EnsembleState {
+    /// Whether this is the end: nothing serves again from here.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::Stopped | Self::Failed { .. })
+    }
+}
+
+/// Follows the state of an ensemble without keeping it alive, for supervisors of programs that embed one. A state
+/// that lasts shorter than the follower takes to look may be skipped; the last one never is.
+#[derive(Clone, Debug)]
+pub struct StateWatch {
+    states: watch::Receiver<EnsembleState>,
+}
+
+impl StateWatch {
+    /// The present state. What [`changed`](Self::changed) waits for is a change from here on.
+    pub fn state(&mut self) -> EnsembleState {
+        self.states.borrow_and_update().clone()
+    }
+
+    /// Waits for the next change and returns the state after it; `None` once no further change can come. May be
+    /// cancelled and called again: no change is lost.
+    pub async fn changed(&mut self) -> Option<EnsembleState> {
+        // An error means that all handles and actors of the ensemble are gone.
+        self.states.changed().await.ok()?;
+        Some(self.state())
+    }
+
+    /// Waits until the ensemble serves no more, and says how it ended: [`Failed`](EnsembleState::Failed), or
+    /// [`Stopped`](EnsembleState::Stopped) by a shutdown or because its last handle was dropped.
+    pub async fn ended(&mut self) -> EnsembleState {
+        match self.states.wait_for(EnsembleState::is_final).await {
+            Ok(state) => state.clone(),
+            // Its runtime was torn down before its actors could say so.
+            Err(_) => EnsembleState::Stopped,
+        }
+    }
+}
+
 /// One rank's share and health.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankStatus {
@@ -115,11 +155,18 @@ pub struct FinishedCounts {
 /// The latest snapshot. Writers hold the lock for a handful of assignments, readers for one clone.
 pub(crate) struct StatusBoard {
     status: Mutex<Status>,
+    /// The snapshot's state once more, for those who wait for it.
+    states: watch::Sender<EnsembleState>,
 }
 
 impl StatusBoard {
     pub(crate) fn new(status: Status) -> Self {
-        Self { status: Mutex::new(status) }
+        let states = watch::Sender::new(status.state.clone());
+        Self { status: Mutex::new(status), states }
+    }
+
+    pub(crate) fn watch(&self) -> StateWatch {
+        StateWatch { states: self.states.subscribe() }
     }
 
     pub(crate) fn snapshot(&self) -> Status {
@@ -148,6 +195,8 @@ impl StatusBoard {
             };
             if allowed && status.state != next {
                 tracing::info!(from = ?status.state, to = ?next, "ensemble state");
+                // Under the lock, so that followers see changes in their order.
+                self.states.send_replace(next.clone());
                 status.state = next;
             }
         });

@@ -23,7 +23,7 @@ use crate::{
     request::{GenerationError, Request, SubmitError},
     scheduler::{GENERATION_QUEUE_EVENTS, SchedulerMessage, Submission},
     shard::ProgressCallback,
-    status::{EnsembleState, Status},
+    status::{EnsembleState, StateWatch, Status},
     supervisor::{SupervisorActor, SupervisorArguments, SupervisorMessage},
 };
 
@@ -118,6 +118,11 @@ impl Ensemble {
     /// What the ensemble does right now. Holds a lock for the time of a copy.
     pub fn status(&self) -> Status {
         self.inner.shared.board.snapshot()
+    }
+
+    /// Follows the state from here on, without keeping the ensemble alive.
+    pub fn watch(&self) -> StateWatch {
+        self.inner.shared.board.watch()
     }
 
     /// Takes no more requests in, lets the open ones finish for at most `grace`, ends the rest with

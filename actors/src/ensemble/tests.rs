@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     CacheSpec, EnsembleError, EnsembleState, FinishReason, GenerationError, GenerationEvent, Request,
-    SchedulerConfig, ShardState, SubmitError,
+    SchedulerConfig, ShardState, StateWatch, SubmitError,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -567,6 +567,59 @@ async fn shutdown_returns_although_a_shard_hangs() {
     assert_eq!(factory.alive(), 1, "survivors left the collective; a thread that hangs cannot be ended");
     factory.release();
     until("the thread ends by itself", || factory.alive() == 0).await;
+}
+
+/// The next change, which must come.
+async fn next(watch: &mut StateWatch) -> Option<EnsembleState> {
+    tokio::time::timeout(PATIENCE, watch.changed()).await.expect("a change is told")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_is_told_of_a_restart_and_of_the_shutdown() {
+    let (ensemble, factory) = start(FakeFactory::new().with_fault(1, 4, Fault::Panic)).await;
+    let mut watch = ensemble.watch();
+    assert_eq!(watch.state(), EnsembleState::Ready);
+    read(ensemble.submit(request(0, 4, 900)).unwrap()).await;
+    // The restart may be over before anybody looks: only the last state is certain to be seen.
+    let mut seen = vec![next(&mut watch).await.unwrap()];
+    while seen.last() != Some(&EnsembleState::Ready) {
+        seen.push(next(&mut watch).await.unwrap());
+    }
+    println!("{seen:?}");
+    assert!(
+        seen.iter().rev().skip(1).all(|state| matches!(state, EnsembleState::Restarting { .. })),
+        "{seen:?}"
+    );
+
+    let other = watch.clone();
+    let waits = tokio::spawn(async move { { other }.ended().await });
+    finish(ensemble, &factory).await;
+    assert_eq!(waits.await.unwrap(), EnsembleState::Stopped);
+    assert_eq!(watch.ended().await, EnsembleState::Stopped);
+    assert_eq!(next(&mut watch).await, None, "nothing can follow");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_is_told_why_an_ensemble_failed() {
+    let (ensemble, factory) = start_watched(FakeFactory::new().with_fault(1, 4, Fault::Hang)).await;
+    let mut watch = ensemble.watch();
+    read(ensemble.submit(request(0, 4, 900)).unwrap()).await;
+    let end = tokio::time::timeout(PATIENCE, watch.ended()).await.expect("the failure is told");
+    let EnsembleState::Failed { reason } = end else { panic!("{end:?}") };
+    assert!(reason.contains("rank 1"), "{reason}");
+    finish_hung(ensemble, &factory).await;
+    assert_eq!(watch.ended().await, EnsembleState::Stopped);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_does_not_keep_an_ensemble_alive() {
+    let (ensemble, factory) = start(FakeFactory::new()).await;
+    let mut watch = ensemble.watch();
+    drop(ensemble);
+    let end = tokio::time::timeout(PATIENCE, watch.ended()).await.expect("the end is told");
+    assert_eq!(end, EnsembleState::Stopped);
+    assert_eq!(factory.alive(), 0, "it is told once nothing is left");
+    assert_eq!(next(&mut watch).await, None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-use consort_actors::{Ensemble, EnsembleState, Status};
+use consort_actors::{Ensemble, EnsembleState, StateWatch, Status};
 use consort_kernels::device::Isa;
 use serde_json::{Map, Value};
 
@@ -42,9 +42,6 @@ use crate::{
     metrics::EngineMetrics,
     text::{ChatTemplate, TemplateError, Tokenizer},
 };
-
-/// How often a wait for the engine's failure looks: the ensemble tells its state only when asked.
-const FAILURE_POLL: Duration = Duration::from_millis(250);
 
 /// One message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -189,14 +186,19 @@ impl Engine {
         }
     }
 
-    /// Waits until the engine has failed for good, and says why. An engine that is shut down never does.
+    /// Waits until the engine has failed for good, and says why. An engine that is shut down never does: see
+    /// [`StateWatch::ended`] for both.
     pub async fn failed(&self) -> String {
-        loop {
-            if let Some(reason) = self.failure() {
-                return reason;
-            }
-            tokio::time::sleep(FAILURE_POLL).await;
+        match self.watch().ended().await {
+            EnsembleState::Failed { reason } => reason,
+            _ => std::future::pending().await,
         }
+    }
+
+    /// Follows the engine's state without keeping the engine alive: how a supervisor in the embedding program hears
+    /// that its engine restarts, failed, or was shut down by another holder of a handle.
+    pub fn watch(&self) -> StateWatch {
+        self.inner.ensemble.watch()
     }
 
     /// Admits nothing more, lets open requests end within `grace`, cancels the rest, and frees the devices.

@@ -5,7 +5,12 @@ use tempfile::TempDir;
 use super::{
     ChatOptions, Engine, FinishReason, GenerateOptions, Message, StopReason, TextEvent, TextStream, fresh_u64,
 };
-use crate::{EngineBuilder, Isa, error::RequestError, testing, topology::Environment};
+use crate::{
+    EngineBuilder, EnsembleState, Isa,
+    error::{EngineError, RequestError},
+    testing::{self, Faults, Rebuild},
+    topology::Environment,
+};
 
 /// Tokens of a generation that is not over when a test interferes with it.
 const LONG: usize = 4000;
@@ -237,6 +242,27 @@ async fn two_engines_live_side_by_side_and_end_alone() {
     assert!(matches!(one.generate("a", greedy(1)), Err(RequestError::Submit(_))));
     let done = two.generate("a", greedy(3)).expect("admitted").collect().await.expect("ends");
     assert_eq!(done.tokens.len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_follows_an_engine_is_told_of_its_failure_and_of_its_end() {
+    let (folder, faults) = (checkpoint(), Faults::default());
+    let engine = tiny(&folder, 2).faults(&faults).start().await.expect("the tiny model starts");
+    let mut watch = engine.watch();
+    assert_eq!(watch.state(), EnsembleState::Ready);
+    faults.on_rebuild(Rebuild::Fail);
+    faults.panic_at_step(2);
+    let lost = engine.generate("abc", greedy(LONG)).expect("admitted").collect().await;
+    assert!(matches!(lost, Err(RequestError::Generation(_))), "{lost:?}");
+    let EnsembleState::Failed { reason } = watch.ended().await else { panic!("it cannot come back") };
+    assert!(reason.contains(testing::REBUILD_FAILURE), "{reason}");
+    assert_eq!((engine.failed().await, engine.failure()), (reason.clone(), Some(reason)));
+
+    drop(engine);
+    while let Some(state) = watch.changed().await {
+        assert!(matches!(state, EnsembleState::Draining | EnsembleState::Stopped), "{state:?}");
+    }
+    assert_eq!(watch.state(), EnsembleState::Stopped);
 }
 
 #[tokio::test(flavor = "multi_thread")]
