@@ -162,7 +162,7 @@ fn bad_requests_get_clear_errors(server: &Served) {
         assert_eq!(got, status, "{extra}: {body}");
         let message = body["error"]["message"].as_str().unwrap();
         assert!(message.contains(word), "{extra}: {message}");
-        assert_eq!(body["error"]["code"], status);
+        assert_eq!(body["error"]["code"], status.to_string());
     }
     assert_eq!(server.post_text("/v1/chat/completions", "{not json").0, 400);
     assert_eq!(server.post("/v1/completions", &json!({"prompt": [[999_999_999]], "max_tokens": 1})).0, 400);

@@ -32,7 +32,9 @@ struct ErrorDetail<'a> {
     #[serde(rename = "type")]
     kind: &'a str,
     param: Option<&'a str>,
-    code: u16,
+    /// The status, as vLLM has it, but as a string: OpenAI's schema says string or null, and typed clients made from it
+    /// cannot read an error with a number here.
+    code: String,
 }
 
 impl ApiError {
@@ -124,7 +126,7 @@ impl ApiError {
             message: &self.message,
             kind: self.kind,
             param: self.param.as_deref(),
-            code: self.status.as_u16(),
+            code: self.status.as_u16().to_string(),
         };
         serde_json::to_string(&ErrorBody { error: detail }).expect("strings and numbers always serialise")
     }
