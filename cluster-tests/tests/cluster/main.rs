@@ -6,8 +6,10 @@
 )]
 #![allow(clippy::print_stdout, reason = "figures for the reader of --nocapture")]
 
+mod async_openai_client;
 mod cli;
 mod convert;
+mod custom_supervision;
 mod engine;
 mod harness;
 mod leaks;
