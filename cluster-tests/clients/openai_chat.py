@@ -3,6 +3,7 @@
     python openai_chat.py http://127.0.0.1:8000/v1
 """
 
+import math
 import sys
 
 import openai
@@ -14,57 +15,123 @@ question = [
     {"role": "user", "content": [{"type": "text", "text": "What is the capital of France?"}]},
 ]
 
-whole = client.chat.completions.create(model=model, messages=question, temperature=0, max_completion_tokens=32)
-text = whole.choices[0].message.content
-assert "Paris" in text, text
-assert whole.choices[0].finish_reason in ("stop", "length")
-assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
 
-pieces, usage = [], None
-stream = client.chat.completions.create(
-    model=model,
-    messages=question,
-    temperature=0,
-    max_completion_tokens=32,
-    stream=True,
-    stream_options={"include_usage": True},
-)
-for chunk in stream:
-    usage = chunk.usage or usage
-    if chunk.choices and chunk.choices[0].delta.content:
-        pieces.append(chunk.choices[0].delta.content)
-assert len(pieces) > 2, pieces
-assert "".join(pieces) == text, (pieces, text)
-assert usage.completion_tokens == whole.usage.completion_tokens
+def chat(**options):
+    options = {"temperature": 0, "max_completion_tokens": 32} | options
+    return client.chat.completions.create(model=model, messages=question, **options)
 
-seeded = [
-    client.chat.completions.create(model=model, messages=question, temperature=1, seed=7, max_tokens=12)
-    .choices[0]
-    .message.content
-    for _ in range(2)
-]
-assert seeded[0] == seeded[1], seeded
 
-completion = client.completions.create(model=model, prompt="Once upon a time", max_tokens=8, temperature=0, logprobs=2)
-logprobs = completion.choices[0].logprobs
-assert len(logprobs.tokens) == len(logprobs.token_logprobs) == 8
-assert "".join(logprobs.tokens) == completion.choices[0].text
+def check_logprobs(content, text, top):
+    """Every token has its log-probability and `top` alternatives, best first; together they spell the text."""
+    spelled = b"".join(bytes(entry.bytes) for entry in content).decode()
+    assert spelled.startswith(text), (spelled, text)
+    for entry in content:
+        assert entry.logprob <= 0 and math.isfinite(entry.logprob), entry
+        assert len(entry.top_logprobs) == top, entry
+        ranked = [other.logprob for other in entry.top_logprobs]
+        assert ranked == sorted(ranked, reverse=True), entry
+        if top:
+            best = entry.top_logprobs[0]
+            assert (best.token, best.logprob) == (entry.token, entry.logprob), entry
 
-try:
-    client.chat.completions.create(model=model, messages=question, temperature=9)
-    raise SystemExit("temperature 9 was accepted")
-except openai.BadRequestError as error:
-    assert "temperature" in str(error), error
-try:
-    client.chat.completions.create(model="no-such-model", messages=question)
-    raise SystemExit("an unknown model was accepted")
-except openai.NotFoundError as error:
-    assert "no-such-model" in str(error), error
 
-# A reader that leaves early must not disturb the next request.
-with client.chat.completions.create(model=model, messages=question, stream=True, max_tokens=200) as early:
-    next(iter(early))
-again = client.chat.completions.create(model=model, messages=question, temperature=0, max_completion_tokens=32)
-assert again.choices[0].message.content == text
+def check_whole_and_stream():
+    whole = chat()
+    text = whole.choices[0].message.content
+    assert "Paris" in text, text
+    assert whole.choices[0].finish_reason in ("stop", "length")
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+
+    pieces, usage = [], None
+    for chunk in chat(stream=True, stream_options={"include_usage": True}):
+        usage = chunk.usage or usage
+        if chunk.choices and chunk.choices[0].delta.content:
+            pieces.append(chunk.choices[0].delta.content)
+    assert len(pieces) > 2, pieces
+    assert "".join(pieces) == text, (pieces, text)
+    assert usage.completion_tokens == whole.usage.completion_tokens
+    return text
+
+
+def check_chat_logprobs(text):
+    for top in (0, 2, 20):
+        options = {"logprobs": True, "top_logprobs": top}
+        content = chat(**options).choices[0].logprobs.content
+        check_logprobs(content, text, top)
+        streamed = [chunk.choices[0] for chunk in chat(stream=True, **options) if chunk.choices]
+        assert "".join(choice.delta.content or "" for choice in streamed) == text
+        entries = [entry for choice in streamed if choice.logprobs for entry in choice.logprobs.content]
+        assert entries == content, (entries, content)
+    assert chat().choices[0].logprobs is None
+
+
+def check_seeds():
+    def draw(seed):
+        return chat(temperature=1.5, seed=seed, max_completion_tokens=12).choices[0].message.content
+
+    assert draw(7) == draw(7)
+    assert draw(7) != draw(8)
+
+
+def check_stop(text):
+    for stop in ("Paris", [" is", "never said"]):
+        first = [stop] if isinstance(stop, str) else stop
+        cut = chat(stop=stop).choices[0]
+        assert cut.finish_reason == "stop"
+        assert cut.message.content == text.split(first[0])[0], (cut, text)
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chat(stop=stop, stream=True))
+        assert streamed == cut.message.content, (streamed, cut)
+
+
+def check_completions():
+    options = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+    choice = client.completions.create(model=model, logprobs=2, **options).choices[0]
+    assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs) == 8
+    assert "".join(choice.logprobs.tokens) == choice.text
+    streamed = client.completions.create(model=model, stream=True, **options)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == choice.text
+
+
+def check_errors():
+    wrong = {
+        "temperature": 9,
+        "top_p": 0,
+        "stop": [""],
+        "top_logprobs": 21,
+        "seed": "seven",
+        "max_completion_tokens": -1,
+    }
+    for field, value in wrong.items():
+        for stream in (False, True):
+            try:
+                chat(stream=stream, logprobs=True, **{field: value})
+            except openai.BadRequestError as error:
+                # `max_completion_tokens` goes by the name of the field that it replaced.
+                assert error.param in (field, field.replace("_completion", "")), (error, error.param)
+                assert error.status_code == 400 and error.code == "400", error
+                assert field in str(error) or error.param in str(error), error
+            else:
+                raise SystemExit(f"{field}={value!r} was accepted")
+    try:
+        client.chat.completions.create(model="no-such-model", messages=question)
+        raise SystemExit("an unknown model was accepted")
+    except openai.NotFoundError as error:
+        assert error.param == "model" and "no-such-model" in str(error), error
+
+
+def check_early_leave(text):
+    """A reader that leaves early must not disturb the next request."""
+    with chat(stream=True, max_completion_tokens=200) as early:
+        next(iter(early))
+    assert chat().choices[0].message.content == text
+
+
+text = check_whole_and_stream()
+check_chat_logprobs(text)
+check_seeds()
+check_stop(text)
+check_completions()
+check_errors()
+check_early_leave(text)
 
 print("all checks passed")
