@@ -83,6 +83,53 @@ def check_stop(text):
         assert streamed == cut.message.content, (streamed, cut)
 
 
+def check_choices(text):
+    """Whole, the choices come in the order of their indices; streamed, each piece says whose it is."""
+    options = {"n": 3, "temperature": 1.5, "seed": 11, "max_completion_tokens": 12, "logprobs": True}
+    whole = chat(**options)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2], whole
+    texts = [choice.message.content for choice in whole.choices]
+    assert len(set(texts)) == 3, texts
+    for choice in whole.choices:
+        check_logprobs(choice.logprobs.content, choice.message.content, 0)
+    streamed, ended, usage = ["", "", ""], [0, 0, 0], None
+    for chunk in chat(stream=True, stream_options={"include_usage": True}, **options):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            assert not ended[choice.index], choice
+            streamed[choice.index] += choice.delta.content or ""
+            ended[choice.index] += choice.finish_reason is not None
+    assert streamed == texts and ended == [1, 1, 1], (streamed, texts, ended)
+    assert usage == whole.usage, (usage, whole.usage)
+
+    alone, three = chat(), chat(n=3)
+    assert [choice.message.content for choice in three.choices] == [text] * 3
+    assert three.usage.prompt_tokens == alone.usage.prompt_tokens
+    assert three.usage.completion_tokens == 3 * alone.usage.completion_tokens
+
+    prompts = client.completions.create(model=model, prompt=["One", "Two"], n=2, max_tokens=4, temperature=0)
+    assert [choice.index for choice in prompts.choices] == [0, 1, 2, 3]
+    assert prompts.choices[0].text == prompts.choices[1].text != prompts.choices[2].text == prompts.choices[3].text
+
+
+def check_penalties_and_bias():
+    def complete(**options):
+        options = {"prompt": "no no no no no no no no", "max_tokens": 12, "temperature": 0} | options
+        extra = {"return_token_ids": True}
+        return client.completions.create(model=model, extra_body=extra, **options).choices[0].token_ids
+
+    plain = complete()
+    for penalty in ("frequency_penalty", "presence_penalty"):
+        penalised = complete(**{penalty: 2.0})
+        assert len(set(penalised)) > len(set(plain)), (penalty, plain, penalised)
+        assert complete(**{penalty: 0.0}) == plain
+        encouraged = complete(**{penalty: -2.0})
+        assert len(set(encouraged)) <= len(set(plain)), (penalty, plain, encouraged)
+    assert plain[0] not in complete(logit_bias={str(plain[0]): -100})
+    assert set(complete(logit_bias={"4000": 100})) == {4000}
+    chat(frequency_penalty=0.5, presence_penalty=-0.5, logit_bias={"4000": -1})
+
+
 def check_completions():
     options = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
     choice = client.completions.create(model=model, logprobs=2, **options).choices[0]
@@ -100,6 +147,10 @@ def check_errors():
         "top_logprobs": 21,
         "seed": "seven",
         "max_completion_tokens": -1,
+        "n": 0,
+        "frequency_penalty": 2.1,
+        "presence_penalty": -2.1,
+        "logit_bias": {"99999999": 1},
     }
     for field, value in wrong.items():
         for stream in (False, True):
@@ -130,6 +181,8 @@ text = check_whole_and_stream()
 check_chat_logprobs(text)
 check_seeds()
 check_stop(text)
+check_choices(text)
+check_penalties_and_bias()
 check_completions()
 check_errors()
 check_early_leave(text)

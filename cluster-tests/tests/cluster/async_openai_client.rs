@@ -184,3 +184,54 @@ async fn async_openai_stops_draws_by_seed_and_reads_errors() {
     }
     end(server);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn async_openai_gets_every_choice_under_its_index() {
+    let _guard = one_model_at_a_time();
+    let server = served();
+    let client = client(&server);
+
+    #[expect(deprecated, reason = "the client calls `seed` so; people use it")]
+    let two = question(|request| {
+        request.n = Some(2);
+        request.temperature = Some(1.5);
+        request.seed = Some(11);
+        request.logprobs = Some(true);
+        request.top_logprobs = Some(1);
+    });
+    let whole = client.chat().create(two.clone()).await.unwrap();
+    assert_eq!(whole.choices.iter().map(|choice| choice.index).collect::<Vec<_>>(), [0, 1]);
+    let (choices, chunks) = streamed(&client, two).await;
+    assert_eq!(choices.len(), 2);
+    for choice in &whole.choices {
+        let expected = Choice {
+            text: choice.message.content.clone().unwrap(),
+            tokens: tokens(choice.logprobs.as_ref().unwrap()),
+            finish_reason: choice.finish_reason,
+        };
+        assert_eq!(choices[&choice.index], expected);
+    }
+    assert_ne!(choices[&0].tokens, choices[&1].tokens, "each choice draws for itself");
+    let order: Vec<u32> =
+        chunks.iter().flat_map(|chunk| chunk.choices.iter().map(|part| part.index)).collect();
+    assert!(!order.is_sorted(), "they were streamed one after the other: {order:?}");
+
+    let penalised = question(|request| {
+        request.n = Some(2);
+        request.frequency_penalty = Some(1.0);
+        request.presence_penalty = Some(-1.0);
+        request.logit_bias = Some([("4000".to_owned(), -100)].into());
+    });
+    let answer = client.chat().create(penalised).await.unwrap();
+    assert_eq!(answer.choices[0].message.content, answer.choices[1].message.content, "greedy");
+    for (request, param) in [
+        (question(|request| request.n = Some(0)), "n"),
+        (question(|request| request.frequency_penalty = Some(-2.5)), "frequency_penalty"),
+        (question(|request| request.logit_bias = Some([("-1".to_owned(), 1)].into())), "logit_bias"),
+    ] {
+        let refused = client.chat().create(request).await.unwrap_err();
+        let OpenAIError::ApiError(error) = refused else { panic!("{refused:?}") };
+        assert_eq!((error.status_code.as_u16(), error.api_error.param.as_deref()), (400, Some(param)));
+    }
+    end(server);
+}
