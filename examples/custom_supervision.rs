@@ -220,7 +220,7 @@ async fn ask(desk: &ActorRef<DeskMessage>, seat: usize) -> anyhow::Result<String
 }
 
 /// The whole story; an error if any of it goes another way.
-pub async fn run(model: PathBuf) -> anyhow::Result<()> {
+pub(crate) async fn run(model: PathBuf) -> anyhow::Result<()> {
     let plans = [3, 1].map(|ranks| Plan { model: model.clone(), ranks }).to_vec();
     let (desk, ended) = Actor::spawn(None, Desk, plans).await?;
     let (first, other) = tokio::try_join!(ask(&desk, 0), ask(&desk, 1))?;
