@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     EngineBuilder, EnsembleState, Isa,
-    error::{EngineError, RequestError},
+    error::RequestError,
     testing::{self, Faults, Rebuild},
     topology::Environment,
 };
