@@ -2,6 +2,7 @@
 //!
 //! Every connection is a task of a [`JoinSet`], and none outlives [`serve`].
 
+mod linger;
 mod stall;
 
 use std::{sync::Arc, time::Duration};
@@ -20,7 +21,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::stall::StallGuard;
+use self::{linger::Lingering, stall::StallGuard};
 
 /// Connections beyond the allowed ones that still get an answer, so that probes and metrics come through when clients
 /// hold all others. Further ones are closed at once: few, as each is held for [`CROWDED`]'s seconds at most.
@@ -175,7 +176,7 @@ async fn connection(
         .header_read_timeout(patience.headers)
         .keep_alive(patience.keep_alive)
         .serve_connection(
-            TokioIo::new(StallGuard::new(stream, patience.write)),
+            TokioIo::new(Lingering::new(StallGuard::new(stream, patience.write), closing.clone())),
             TowerToHyperService::new(router),
         );
     let mut serving = std::pin::pin!(serving);
