@@ -94,3 +94,24 @@ pub enum RequestError {
     #[error("the request was cancelled")]
     Cancelled,
 }
+
+impl RequestError {
+    /// Whether the request is at fault: sent again, it would be refused again.
+    pub fn is_about_the_request(&self) -> bool {
+        match self {
+            Self::Invalid { .. } | Self::NoChatTemplate { .. } | Self::TextTooLong { .. } => true,
+            Self::Text(_) => true,
+            Self::Template(error) => error.is_about_the_request(),
+            Self::Submit(error) => match error {
+                SubmitError::EmptyPrompt
+                | SubmitError::UnknownToken { .. }
+                | SubmitError::TooLong { .. }
+                | SubmitError::NeverFits { .. } => true,
+                SubmitError::Overloaded { .. } | SubmitError::NotReady(_) | SubmitError::ShuttingDown => {
+                    false
+                }
+            },
+            Self::Generation(_) | Self::Cancelled => false,
+        }
+    }
+}

@@ -35,10 +35,14 @@ pub fn main() -> ExitCode {
         Err(error) if report::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{}", report::chain(&error));
-            let wrongly_called = matches!(error.downcast_ref(), Some(RequestError::Invalid { .. }));
-            ExitCode::from(if wrongly_called { USAGE } else { FAILED })
+            ExitCode::from(exit_code(&error))
         }
     }
+}
+
+fn exit_code(error: &anyhow::Error) -> u8 {
+    let request = error.downcast_ref::<RequestError>();
+    if request.is_some_and(RequestError::is_about_the_request) { USAGE } else { FAILED }
 }
 
 fn start(cli: Cli) -> anyhow::Result<()> {

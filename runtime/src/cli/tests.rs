@@ -1,3 +1,5 @@
+mod mistakes;
+
 use std::{io, time::Duration};
 
 use clap::{CommandFactory, Parser};

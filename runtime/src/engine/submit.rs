@@ -49,7 +49,7 @@ impl Engine {
         options: &GenerateOptions,
         n: usize,
     ) -> Result<Vec<TextStream>, RequestError> {
-        validate::choices(n, prompts.len(), &self.inner.limits)?;
+        self.check(options, n, prompts.len())?;
         let add_special_tokens = options.add_special_tokens.unwrap_or(true);
         let tokens = prompts.into_iter().map(|prompt| match prompt {
             Prompt::Tokens(tokens) => Ok(tokens),
@@ -65,7 +65,7 @@ impl Engine {
         options: &ChatOptions,
         n: usize,
     ) -> Result<Vec<TextStream>, RequestError> {
-        validate::choices(n, 1, &self.inner.limits)?;
+        self.check(&options.generate, n, 1)?;
         let Some(template) = &self.inner.template else {
             return Err(RequestError::NoChatTemplate { model: self.inner.model_name.clone() });
         };
@@ -82,6 +82,13 @@ impl Engine {
         let add_special_tokens = options.generate.add_special_tokens.unwrap_or(false);
         let tokens = self.encode(&text, add_special_tokens);
         self.submit([tokens], &options.generate, n)
+    }
+
+    /// What can be said before the prompts are looked at, which may take much longer.
+    fn check(&self, options: &GenerateOptions, n: usize, prompts: usize) -> Result<(), RequestError> {
+        let limits = &self.inner.limits;
+        validate::choices(n, prompts, limits)?;
+        validate(options, limits, || 0).map(drop)
     }
 
     /// Tokenises, unless the text is so long that it cannot fit whatever its tokens are: encoding megabytes takes
@@ -133,7 +140,7 @@ impl Engine {
         if valid.min_tokens > max_tokens {
             let min = valid.min_tokens;
             let message =
-                format!("asks for {min} tokens, and the context holds {max_tokens} after the prompt");
+                format!("must be at most {max_tokens}, which the context holds after the prompt, got {min}");
             return Err(RequestError::Invalid { field: "min_tokens", message });
         }
         Ok(Prepared { prompt, valid, max_tokens })

@@ -71,10 +71,9 @@ pub(crate) fn validate(
     let temperature = options.temperature.or(defaults.temperature).unwrap_or(1.0);
     in_range("temperature", temperature, 0.0, 2.0)?;
     let top_p = options.top_p.or(defaults.top_p).unwrap_or(1.0);
-    if top_p == 0.0 {
-        return Err(invalid("top_p", "must be in (0, 1], got 0"));
+    if !(top_p > 0.0 && top_p <= 1.0) {
+        return Err(invalid("top_p", format!("must be in (0, 1], got {top_p}")));
     }
-    in_range("top_p", top_p, 0.0, 1.0)?;
     let min_p = options.min_p.or(defaults.min_p).unwrap_or(0.0);
     in_range("min_p", min_p, 0.0, 1.0)?;
     let top_k = top_k(options.top_k.or(defaults.top_k.map(i64::from)).unwrap_or(0), limits.vocab_size)?;
@@ -122,26 +121,27 @@ fn in_range(field: &'static str, value: f32, low: f32, high: f32) -> Result<(), 
     Err(invalid(field, format!("must be in [{low}, {high}], got {value}")))
 }
 
+fn outside(token: u32, vocab_size: usize) -> String {
+    format!("token id {token} is outside the vocabulary of {vocab_size}")
+}
+
 fn top_k(value: i64, vocab_size: usize) -> Result<Option<u32>, RequestError> {
     match value {
         -1 | 0 => Ok(None),
-        k if k < 0 => Err(invalid("top_k", format!("must be -1 or 0 (keep all) or positive, got {k}"))),
+        k if k < 0 => Err(invalid("top_k", format!("must be at least -1 (0 and -1 keep all), got {k}"))),
         // Values beyond u32 are beyond any vocabulary too.
         k => Ok(u32::try_from(k).ok().filter(|k| (*k as usize) < vocab_size)),
     }
 }
 
 fn max_tokens(options: &GenerateOptions, limits: &Limits) -> Result<(), RequestError> {
+    let max_model_len = limits.max_model_len;
     match options.max_tokens {
-        Some(0) if options.prompt_logprobs.is_none() => {
-            Err(invalid("max_tokens", "must be at least 1 (0 is allowed only together with echo)"))
-        }
-        Some(n) if n > limits.max_model_len => Err(invalid(
+        // Scoring a prompt generates nothing.
+        Some(0) if options.prompt_logprobs.is_some() => Ok(()),
+        Some(n) if !(1..=max_model_len).contains(&n) => Err(invalid(
             "max_tokens",
-            format!(
-                "asks for {n} tokens, but this model's maximum context length is {}",
-                limits.max_model_len
-            ),
+            format!("must be in [1, {max_model_len}] (this model's maximum context length), got {n}"),
         )),
         _ => Ok(()),
     }
@@ -184,7 +184,7 @@ fn min_tokens(options: &GenerateOptions, limits: &Limits) -> Result<u32, Request
         }
         _ if min > max_model_len => Err(invalid(
             "min_tokens",
-            format!("asks for {min} tokens, but this model's maximum context length is {max_model_len}"),
+            format!("must be in [0, {max_model_len}] (this model's maximum context length), got {min}"),
         )),
         // A context beyond u32 has no such minimum in practice.
         _ => Ok(u32::try_from(min).unwrap_or(u32::MAX)),
@@ -195,11 +195,11 @@ fn logit_bias(options: &GenerateOptions, limits: &Limits) -> Result<Vec<(u32, f3
     const FIELD: &str = "logit_bias";
     let (count, vocab_size) = (options.logit_bias.len(), limits.vocab_size);
     if count > LOGIT_BIAS_MAX {
-        return Err(invalid(FIELD, format!("has {count} entries, at most {LOGIT_BIAS_MAX} are allowed")));
+        return Err(invalid(FIELD, format!("must have at most {LOGIT_BIAS_MAX} entries, got {count}")));
     }
     for (&token, &bias) in &options.logit_bias {
         if token as usize >= vocab_size {
-            return Err(invalid(FIELD, format!("token {token} is outside the vocabulary of {vocab_size}")));
+            return Err(invalid(FIELD, outside(token, vocab_size)));
         }
         if !(-BIAS_MAX..=BIAS_MAX).contains(&bias) {
             let range = format!("must be in [-{BIAS_MAX}, {BIAS_MAX}], got {bias}");
@@ -219,10 +219,15 @@ pub(crate) fn choices(n: usize, prompts: usize, limits: &Limits) -> Result<(), R
     if prompts.saturating_mul(n) <= limit {
         return Ok(());
     }
-    let queue = format!("this server queues at most {limit} (max_waiting_requests); send fewer at a time");
     Err(match n {
-        1 => invalid("prompt", format!("has {prompts} prompts, and {queue}")),
-        _ => invalid("n", format!("asks for {n} choices of {prompts} prompts, and {queue}")),
+        1 => invalid(
+            "prompt",
+            format!("must have at most {limit} entries (max_waiting_requests), got {prompts}"),
+        ),
+        _ => {
+            let most = format!("must make at most {limit} choices (max_waiting_requests)");
+            invalid("n", format!("{most}, got {n} for each of {prompts} prompts"))
+        }
     })
 }
 
@@ -230,20 +235,17 @@ fn stop_strings(stop: &[String]) -> Result<(), RequestError> {
     if stop.len() > STOP_STRINGS_MAX {
         return Err(invalid(
             "stop",
-            format!("has {} strings, at most {STOP_STRINGS_MAX} are allowed", stop.len()),
+            format!("must have at most {STOP_STRINGS_MAX} entries, got {}", stop.len()),
         ));
     }
     for text in stop {
         if text.is_empty() {
-            return Err(invalid("stop", "contains an empty string, which would stop everything"));
+            return Err(invalid("stop", "must not have an empty string, which would stop everything"));
         }
         if text.len() > STOP_STRING_BYTES_MAX {
             return Err(invalid(
                 "stop",
-                format!(
-                    "contains a string of {} bytes, at most {STOP_STRING_BYTES_MAX} are allowed",
-                    text.len()
-                ),
+                format!("must have strings of at most {STOP_STRING_BYTES_MAX} bytes, got {}", text.len()),
             ));
         }
     }
@@ -255,12 +257,11 @@ fn stop_tokens(options: &GenerateOptions, limits: &Limits) -> Result<Vec<u32>, R
         let got = options.stop_token_ids.len();
         return Err(invalid(
             "stop_token_ids",
-            format!("has {got} ids, at most {STOP_TOKENS_MAX} are allowed"),
+            format!("must have at most {STOP_TOKENS_MAX} entries, got {got}"),
         ));
     }
     if let Some(id) = options.stop_token_ids.iter().find(|id| **id as usize >= limits.vocab_size) {
-        let vocab_size = limits.vocab_size;
-        return Err(invalid("stop_token_ids", format!("{id} is outside the vocabulary of {vocab_size}")));
+        return Err(invalid("stop_token_ids", outside(*id, limits.vocab_size)));
     }
     let mut ids = options.stop_token_ids.clone();
     if !options.ignore_eos {
@@ -274,7 +275,7 @@ fn stop_tokens(options: &GenerateOptions, limits: &Limits) -> Result<Vec<u32>, R
 fn logprobs(field: &'static str, value: Option<u32>) -> Result<(), RequestError> {
     match value {
         Some(n) if n > LOGPROBS_MAX => {
-            Err(invalid(field, format!("must be at most {LOGPROBS_MAX}, got {n}")))
+            Err(invalid(field, format!("must be in [0, {LOGPROBS_MAX}], got {n}")))
         }
         _ => Ok(()),
     }

@@ -20,6 +20,7 @@ const INLINE_BYTES_MAX: usize = 16 << 10;
 /// The whole body of a JSON request.
 pub(super) async fn read(request: Request, limit: usize) -> Result<Bytes, ApiError> {
     check_content_type(request.headers())?;
+    check_encoding(request.headers())?;
     let announced =
         request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     if announced.is_some_and(|length: u64| length > limit as u64) {
@@ -32,7 +33,11 @@ pub(super) async fn read(request: Request, limit: usize) -> Result<Bytes, ApiErr
     match collected {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(ApiError::body_too_large(limit)),
-        Err(error) => Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
+        Err(error) => {
+            tracing::debug!(%error, "a body could not be read");
+            let message = "the body ended before its announced length, or its chunks are malformed";
+            Err(ApiError::bad_request(message))
+        }
     }
 }
 
@@ -43,6 +48,14 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
         return Ok(());
     }
     Err(ApiError::unsupported_media_type(got))
+}
+
+fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
+    let encoding = headers.get(header::CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("(not text)"));
+    match encoding {
+        Some(got) if !got.trim().eq_ignore_ascii_case("identity") => Err(ApiError::unsupported_encoding(got)),
+        _ => Ok(()),
+    }
 }
 
 /// Makes a request out of its body: here, or on a blocking thread if the body is long. Of the long ones only so many

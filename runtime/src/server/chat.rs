@@ -33,7 +33,7 @@ pub(super) async fn handle(
     let bytes = body::read(request, state.settings.body_limit_bytes).await?;
     let (submitting, request_id) = (engine.clone(), id.0.clone());
     let (common, streams) = body::prepare(&state, bytes, move |bytes| {
-        let ChatRequest { mut common, messages, add_generation_prompt, template_kwargs } =
+        let ChatRequest { mut common, limit_name, messages, add_generation_prompt, template_kwargs } =
             ChatRequest::parse(&bytes)?;
         drop(bytes);
         super::check_model(common.model.as_deref(), &submitting)?;
@@ -41,7 +41,10 @@ pub(super) async fn handle(
         let generate = std::mem::take(&mut common.options);
         let options = engine::ChatOptions { generate, add_generation_prompt, template_kwargs };
         let streams = submitting.chat_n(&messages, &options, common.n);
-        let streams = streams.map_err(|error| ApiError::from(error).of_chat())?;
+        let streams = streams.map_err(|error| {
+            let error = ApiError::from(error).renamed("prompt", "messages");
+            error.renamed("max_tokens", limit_name).renamed("logprobs", "top_logprobs")
+        })?;
         Ok((common, streams))
     })
     .await?;

@@ -11,6 +11,10 @@ use crate::error::RequestError;
 
 /// Seconds after which a refused client may try again: about the time in which a queue of short requests drains.
 const RETRY_AFTER_SECONDS: &str = "1";
+/// Longest message in characters. What a client sent may stand in it, and must not come back by the megabyte.
+const MESSAGE_CHARS_MAX: usize = 1000;
+/// Characters kept of a longer message's end, where it says what is allowed.
+const MESSAGE_END_CHARS: usize = 200;
 
 /// A request's failure on the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +43,7 @@ struct ErrorDetail<'a> {
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), kind, param: None }
+        Self { status, message: bounded(message.into()), kind, param: None }
     }
 
     /// 400: the caller's mistake, in a named field.
@@ -54,10 +58,13 @@ impl ApiError {
         Self { param: Some(field.into()), ..Self::bad_request(message) }
     }
 
-    /// The same error where the prompt is made of messages.
-    pub(crate) fn of_chat(mut self) -> Self {
-        if self.param.as_deref() == Some("prompt") {
-            self.param = Some("messages".into());
+    /// The same error where the request has another name for the field.
+    pub(crate) fn renamed(mut self, field: &str, name: &str) -> Self {
+        if self.param.as_deref() == Some(field) {
+            self.param = Some(name.into());
+            if let Some(rest) = self.message.strip_prefix(field).filter(|rest| rest.starts_with(": ")) {
+                self.message = format!("{name}{rest}");
+            }
         }
         self
     }
@@ -102,6 +109,12 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "PayloadTooLargeError", message)
     }
 
+    /// 415: compressed or otherwise encoded.
+    pub(crate) fn unsupported_encoding(got: &str) -> Self {
+        let message = format!("the body must not be encoded, got content-encoding {got}");
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaTypeError", message)
+    }
+
     /// 415.
     pub(crate) fn unsupported_media_type(got: Option<&str>) -> Self {
         let got = got.unwrap_or("none");
@@ -130,6 +143,17 @@ impl ApiError {
         };
         serde_json::to_string(&ErrorBody { error: detail }).expect("strings and numbers always serialise")
     }
+}
+
+/// The message with its middle left out if it is long.
+fn bounded(message: String) -> String {
+    let chars = if message.len() <= MESSAGE_CHARS_MAX { 0 } else { message.chars().count() };
+    if chars <= MESSAGE_CHARS_MAX {
+        return message;
+    }
+    let byte = |at: usize| message.char_indices().nth(at).map_or(message.len(), |(byte, _)| byte);
+    let (begin, end) = (byte(MESSAGE_CHARS_MAX - MESSAGE_END_CHARS), byte(chars - MESSAGE_END_CHARS));
+    format!("{} [...] {}", &message[..begin], &message[end..])
 }
 
 impl IntoResponse for ApiError {
@@ -173,6 +197,7 @@ fn from_submit(error: &SubmitError) -> ApiError {
         SubmitError::TooLong { prompt_tokens, max_model_len, .. } if prompt_tokens >= max_model_len => {
             ApiError::about("prompt", message)
         }
+        // A pool holds the longest sequence at least, so that a prompt alone never exceeds it.
         SubmitError::TooLong { .. } | SubmitError::NeverFits { .. } => ApiError::about("max_tokens", message),
         SubmitError::Overloaded { .. } => {
             ApiError::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequestsError", message)

@@ -31,7 +31,7 @@ use std::{
 use axum::{
     Json, Router,
     extract::{FromRequestParts, Request, State},
-    http::{HeaderName, HeaderValue, StatusCode, request::Parts},
+    http::{HeaderName, HeaderValue, StatusCode, Version, header, request::Parts},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -321,7 +321,10 @@ async fn name_request(mut request: Request, next: Next) -> Response {
     let id = given.map_or_else(|| format!("{:016x}{:016x}", fresh_u64(), fresh_u64()), str::to_owned);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     request.extensions_mut().insert(RequestId(id.clone()));
-    let mut response = next.run(request).await;
+    let mut response = match check_host(&request) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    };
     let status = response.status();
     // 503 is how probes are answered while loading or draining: no failure.
     if status == StatusCode::INTERNAL_SERVER_ERROR {
@@ -333,6 +336,15 @@ async fn name_request(mut request: Request, next: Next) -> Response {
         response.headers_mut().insert(REQUEST_ID.clone(), value);
     }
     response
+}
+
+/// HTTP/1.1 wants exactly one Host, and 400 for everything else (RFC 9112, 3.2).
+fn check_host(request: &Request) -> Result<(), ApiError> {
+    match request.headers().get_all(header::HOST).iter().count() {
+        0 if request.version() < Version::HTTP_11 => Ok(()),
+        1 => Ok(()),
+        got => Err(ApiError::bad_request(format!("the request must have one Host header, got {got}"))),
+    }
 }
 
 fn sensible(id: &str) -> bool {

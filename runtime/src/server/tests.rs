@@ -1,4 +1,5 @@
 mod choices;
+mod templates;
 
 use std::{
     net::SocketAddr,
@@ -8,7 +9,7 @@ use std::{
 
 use axum::{body::Bytes, http::StatusCode};
 use http_body_util::{BodyExt, Full};
-use hyper::{HeaderMap, Request};
+use hyper::{HeaderMap, Request, header::HeaderValue};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::{
@@ -100,7 +101,8 @@ impl Running {
     }
 
     /// An error if the connection is closed instead.
-    async fn try_send(&self, request: Request<Full<Bytes>>) -> hyper::Result<Answer> {
+    async fn try_send(&self, mut request: Request<Full<Bytes>>) -> hyper::Result<Answer> {
+        request.headers_mut().entry("host").or_insert(HeaderValue::from_static("tiny"));
         let stream = TcpStream::connect(self.address).await.expect("the server listens");
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP");

@@ -7,6 +7,7 @@ use serde::{
     de::{Error, MapAccess, Visitor},
 };
 
+use super::scalar::Number;
 use crate::engine::LOGIT_BIAS_MAX;
 
 /// At most as many entries as a request may have. Of repeated ids the last one counts.
@@ -29,11 +30,13 @@ impl<'de> Deserialize<'de> for LogitBias {
                 while let Some(name) = map.next_key::<String>()? {
                     let token = name.parse().map_err(|_| {
                         let short: String = name.chars().take(40).collect();
-                        A::Error::custom(format_args!("{short:?} is not a token id"))
+                        A::Error::custom(format_args!("names must be token ids, got {short:?}"))
                     })?;
-                    entries.insert(token, map.next_value()?);
+                    entries.insert(token, map.next_value::<Number>()?.0);
                     if entries.len() > LOGIT_BIAS_MAX {
-                        return Err(A::Error::custom(format_args!("has more than {LOGIT_BIAS_MAX} entries")));
+                        return Err(A::Error::custom(format_args!(
+                            "must have at most {LOGIT_BIAS_MAX} entries"
+                        )));
                     }
                 }
                 Ok(entries)

@@ -23,6 +23,15 @@ impl<T, const MAX: usize> Bounded<T, MAX> {
     }
 }
 
+impl<T, const MAX: usize> IntoIterator for Bounded<T, MAX> {
+    type Item = T;
+    type IntoIter = std::vec::IntoIter<T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
 impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Bounded<T, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct BoundedVisitor<T, const MAX: usize>(PhantomData<T>);
@@ -51,7 +60,7 @@ pub(super) fn collect<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(
     let mut entries = Vec::new();
     while let Some(entry) = seq.next_element()? {
         if entries.len() == max {
-            return Err(A::Error::custom(format_args!("has more than {max} entries")));
+            return Err(A::Error::custom(format_args!("must have at most {max} entries")));
         }
         entries.push(entry);
     }

@@ -1,12 +1,10 @@
 //! `/v1/chat/completions`.
 
 use serde::Serialize;
+use serde_json::value::RawValue;
 
-use super::{Common, Fields, StopReasonOut, Usage, bounded::Bounded, content::MessageIn};
-use crate::{
-    engine::{LOGPROBS_MAX, Message},
-    server::error::ApiError,
-};
+use super::{Common, Fields, StopReasonOut, Usage, bounded::Bounded, content, scalar::must_be};
+use crate::{engine::Message, server::error::ApiError};
 
 /// Most messages of a chat: bounds the template's work.
 const MESSAGES_MAX: usize = 4096;
@@ -17,6 +15,8 @@ const TEMPLATE_KWARGS_BYTES_MAX: usize = 64 << 10;
 /// A chat request.
 pub(crate) struct ChatRequest {
     pub(crate) common: Common,
+    /// The name that the request has for the most tokens to generate.
+    pub(crate) limit_name: &'static str,
     pub(crate) messages: Vec<Message>,
     pub(crate) add_generation_prompt: bool,
     pub(crate) template_kwargs: serde_json::Map<String, serde_json::Value>,
@@ -29,12 +29,13 @@ impl ChatRequest {
         if fields.flag("echo", false)? {
             return Err(ApiError::field("echo", "is not supported in chats"));
         }
-        common.options.max_tokens = match fields.get("max_completion_tokens")? {
-            Some(limit) => Some(limit),
-            None => fields.get("max_tokens")?,
+        let (limit_name, limit) = match fields.scalar("max_completion_tokens")? {
+            Some(limit) => ("max_completion_tokens", Some(limit)),
+            None => ("max_tokens", fields.scalar("max_tokens")?),
         };
+        common.options.max_tokens = limit;
         common.options.logprobs = logprobs(&fields)?;
-        let messages: Bounded<MessageIn, MESSAGES_MAX> =
+        let messages: Bounded<&RawValue, MESSAGES_MAX> =
             fields.get("messages")?.ok_or_else(|| ApiError::field("messages", "is missing"))?;
         let messages = messages.into_vec();
         if messages.is_empty() {
@@ -43,10 +44,11 @@ impl ChatRequest {
         let messages = messages
             .into_iter()
             .enumerate()
-            .map(|(index, message)| message.into_text(index).map(|(role, content)| Message { role, content }))
+            .map(|(index, raw)| content::message(Fields::inside(raw, format!("messages[{index}]"))?))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             common,
+            limit_name,
             messages,
             add_generation_prompt: fields.flag("add_generation_prompt", true)?,
             template_kwargs: template_kwargs(&fields)?,
@@ -58,23 +60,24 @@ fn template_kwargs(fields: &Fields<'_>) -> Result<serde_json::Map<String, serde_
     const NAME: &str = "chat_template_kwargs";
     let bytes = fields.raw(NAME).map_or(0, |raw| raw.get().len());
     if bytes > TEMPLATE_KWARGS_BYTES_MAX {
-        let message = format!("has {bytes} bytes, at most {TEMPLATE_KWARGS_BYTES_MAX} are allowed");
+        let message = format!("must have at most {TEMPLATE_KWARGS_BYTES_MAX} bytes, got {bytes}");
         return Err(ApiError::field(NAME, message));
     }
-    Ok(fields.get(NAME)?.unwrap_or_default())
+    match fields.raw(NAME) {
+        Some(raw) if !raw.get().starts_with('{') => {
+            Err(ApiError::field(NAME, must_be("an object", raw.get())))
+        }
+        _ => Ok(fields.get(NAME)?.unwrap_or_default()),
+    }
 }
 
+/// How many alternatives are too many is for the engine's validator to say.
 fn logprobs(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
     let wanted = fields.flag("logprobs", false)?;
-    let top: Option<u32> = fields.get("top_logprobs")?;
+    let top: Option<u32> = fields.scalar("top_logprobs")?;
     match (wanted, top) {
         (false, None | Some(0)) => Ok(None),
-        (false, Some(_)) => {
-            Err(ApiError::field("top_logprobs", "is only allowed together with logprobs: true"))
-        }
-        (true, Some(n)) if n > LOGPROBS_MAX => {
-            Err(ApiError::field("top_logprobs", format!("must be at most {LOGPROBS_MAX}, got {n}")))
-        }
+        (false, Some(_)) => Err(ApiError::field("top_logprobs", "needs logprobs: true")),
         (true, top) => Ok(Some(top.unwrap_or(0))),
     }
 }

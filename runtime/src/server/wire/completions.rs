@@ -3,7 +3,11 @@
 use serde::{Deserialize, Serialize, Serializer, de::Error as _, ser::SerializeMap};
 use serde_json::value::RawValue;
 
-use super::{Common, Fields, StopReasonOut, Usage, bounded::Bounded};
+use super::{
+    Common, Fields, StopReasonOut, Usage,
+    bounded::Bounded,
+    scalar::{TokenId, must_be, reason},
+};
 use crate::{engine::Prompt, server::error::ApiError};
 
 /// Most prompts of one request: each becomes a request of the scheduler, whose queue holds about as many.
@@ -23,8 +27,8 @@ impl CompletionRequest {
         let fields = Fields::parse(body)?;
         let mut common = Common::from_fields(&fields)?;
         let echo = fields.flag("echo", false)?;
-        common.options.max_tokens = Some(fields.get("max_tokens")?.unwrap_or(MAX_TOKENS_DEFAULT));
-        common.options.logprobs = fields.get("logprobs")?;
+        common.options.max_tokens = Some(fields.scalar("max_tokens")?.unwrap_or(MAX_TOKENS_DEFAULT));
+        common.options.logprobs = fields.scalar("logprobs")?;
         if echo {
             // Without `logprobs` nobody reads the numbers, but `max_tokens: 0` needs something to run.
             let nothing_to_generate = common.options.max_tokens == Some(0);
@@ -34,7 +38,7 @@ impl CompletionRequest {
             fields.get("prompt")?.ok_or_else(|| ApiError::field("prompt", "is missing"))?;
         let prompts = prompt.0;
         if prompts.is_empty() {
-            return Err(ApiError::field("prompt", format!("must hold 1 to {PROMPTS_MAX} prompts, got 0")));
+            return Err(ApiError::field("prompt", format!("must have 1 to {PROMPTS_MAX} entries, got 0")));
         }
         Ok(Self { common, prompts, echo })
     }
@@ -52,15 +56,17 @@ impl<'de> Deserialize<'de> for PromptField {
         let inner = text.strip_prefix('[').map(str::trim_start);
         let parsed = match inner {
             None if text.starts_with('"') => from_str::<String, _>(text).map(|one| vec![Prompt::Text(one)]),
-            None => Err(D::Error::custom("expected a string, strings, token ids, or arrays of token ids")),
+            None => {
+                Err(D::Error::custom(must_be("a string, strings, token ids, or arrays of token ids", text)))
+            }
             Some(rest) if rest.starts_with('"') => {
                 from_str::<Many<String>, _>(text).map(|all| prompts(all, Prompt::Text))
             }
             Some(rest) if rest.starts_with('[') => {
-                from_str::<Many<Vec<u32>>, _>(text).map(|all| prompts(all, Prompt::Tokens))
+                from_str::<Many<Vec<TokenId>>, _>(text).map(|all| prompts(all, tokens))
             }
             Some(rest) if rest.starts_with(']') => Ok(Vec::new()),
-            Some(_) => from_str::<Vec<u32>, _>(text).map(|one| vec![Prompt::Tokens(one)]),
+            Some(_) => from_str::<Vec<TokenId>, _>(text).map(|one| vec![tokens(one)]),
         };
         parsed.map(Self)
     }
@@ -69,11 +75,15 @@ impl<'de> Deserialize<'de> for PromptField {
 type Many<T> = Bounded<T, PROMPTS_MAX>;
 
 fn prompts<T>(all: Many<T>, kind: impl Fn(T) -> Prompt) -> Vec<Prompt> {
-    all.into_vec().into_iter().map(kind).collect()
+    all.into_iter().map(kind).collect()
+}
+
+fn tokens(ids: Vec<TokenId>) -> Prompt {
+    Prompt::Tokens(ids.into_iter().map(|id| id.0).collect())
 }
 
 fn from_str<T: for<'a> Deserialize<'a>, E: serde::de::Error>(text: &str) -> Result<T, E> {
-    serde_json::from_str(text).map_err(E::custom)
+    serde_json::from_str(text).map_err(|error| E::custom(reason(&error)))
 }
 
 /// A whole answer, or one line of a stream.

@@ -7,21 +7,11 @@ use serde::{
     de::{IgnoredAny, SeqAccess, Visitor},
 };
 
-use super::bounded;
-use crate::server::error::ApiError;
+use super::{Fields, bounded};
+use crate::{engine::Message, server::error::ApiError};
 
 /// Most parts of one message's content.
 const PARTS_MAX: usize = 4096;
-
-/// One message as sent.
-#[derive(Debug, Deserialize)]
-pub(super) struct MessageIn {
-    role: String,
-    #[serde(default)]
-    content: Option<Content>,
-    #[serde(default)]
-    tool_calls: Option<Vec<IgnoredAny>>,
-}
 
 #[derive(Debug)]
 enum Content {
@@ -37,7 +27,7 @@ impl<'de> Deserialize<'de> for Content {
             type Value = Content;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("content as a string or an array of parts")
+                f.write_str("a string or an array of parts")
             }
 
             fn visit_str<E>(self, text: &str) -> Result<Content, E> {
@@ -54,6 +44,7 @@ impl<'de> Deserialize<'de> for Content {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(expecting = "an object with `type` and `text`")]
 struct Part {
     #[serde(rename = "type")]
     kind: String,
@@ -61,29 +52,26 @@ struct Part {
     text: Option<String>,
 }
 
-impl MessageIn {
-    /// Role and text of the message that stands at `index`.
-    pub(super) fn into_text(self, index: usize) -> Result<(String, String), ApiError> {
-        let at = |field: &str| format!("messages[{index}].{field}");
-        if !matches!(self.role.as_str(), "system" | "developer" | "user" | "assistant") {
-            let message = format!("`{}` is not one of system, developer, user, assistant", self.role);
-            return Err(ApiError::field(at("role"), message));
-        }
-        if self.tool_calls.is_some_and(|calls| !calls.is_empty()) {
-            return Err(ApiError::field(at("tool_calls"), "tools are not supported by this server"));
-        }
-        let text = match self.content {
-            Some(Content::Text(text)) => text,
-            Some(Content::Parts(parts)) => {
-                join(parts).map_err(|error| ApiError::field(at("content"), error))?
-            }
-            None if self.role == "assistant" => String::new(),
-            None => return Err(ApiError::field(at("content"), "is missing")),
-        };
-        // Templates know the older word only.
-        let role = if self.role == "developer" { "system".to_owned() } else { self.role };
-        Ok((role, text))
+/// Role and text of a message.
+pub(super) fn message(fields: Fields<'_>) -> Result<Message, ApiError> {
+    let role: String = fields.scalar("role")?.ok_or_else(|| fields.wrong("role", "is missing"))?;
+    if !matches!(role.as_str(), "system" | "developer" | "user" | "assistant") {
+        let what = format!("must be system, developer, user or assistant, got `{role}`");
+        return Err(fields.wrong("role", what));
     }
+    let calls: Option<Vec<IgnoredAny>> = fields.get("tool_calls")?;
+    if calls.is_some_and(|calls| !calls.is_empty()) {
+        return Err(fields.wrong("tool_calls", "is not supported by this server; leave it out"));
+    }
+    let content = match fields.get("content")? {
+        Some(Content::Text(text)) => text,
+        Some(Content::Parts(parts)) => join(parts).map_err(|what| fields.wrong("content", what))?,
+        None if role == "assistant" => String::new(),
+        None => return Err(fields.wrong("content", "is missing")),
+    };
+    // Templates know the older word only.
+    let role = if role == "developer" { "system".to_owned() } else { role };
+    Ok(Message { role, content })
 }
 
 /// Texts of the parts, one per line as vLLM joins them.

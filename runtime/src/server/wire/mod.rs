@@ -9,6 +9,7 @@ mod chat;
 mod completions;
 mod content;
 mod refused;
+mod scalar;
 #[cfg(test)]
 mod tests;
 
@@ -16,11 +17,15 @@ use std::{collections::HashMap, fmt};
 
 use serde::{
     Deserialize, Deserializer, Serialize,
-    de::{DeserializeOwned, Error as _, MapAccess, SeqAccess, Visitor},
+    de::{Error as _, MapAccess, SeqAccess, Visitor},
 };
 use serde_json::value::RawValue;
 
-use self::{bias::LogitBias, bounded::Bounded};
+use self::{
+    bias::LogitBias,
+    bounded::Bounded,
+    scalar::{Scalar, TokenId, must_be, reason},
+};
 pub(crate) use self::{
     chat::{
         ChatAnswer, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessageOut,
@@ -35,33 +40,72 @@ use crate::engine::{self, GenerateOptions, STOP_STRINGS_MAX, STOP_TOKENS_MAX, St
 const FIELDS_MAX: usize = 256;
 
 /// The fields of a JSON object, unparsed. Of repeated names the last one counts.
-pub(crate) struct Fields<'a>(HashMap<String, &'a RawValue>);
+pub(crate) struct Fields<'a> {
+    by_name: HashMap<String, &'a RawValue>,
+    /// Where the object stands in the body, as in `messages[3]`; empty for the body itself.
+    place: String,
+}
 
 impl<'a> Fields<'a> {
     pub(crate) fn parse(body: &'a [u8]) -> Result<Self, ApiError> {
-        let text = std::str::from_utf8(body).map_err(|e| ApiError::bad_request(format!("body: {e}")))?;
-        serde_json::from_str(text)
-            .map_err(|e| ApiError::bad_request(format!("the body is not a JSON object: {e}")))
+        let text = std::str::from_utf8(body)
+            .map_err(|error| ApiError::bad_request(format!("the body is not UTF-8: {error}")))?;
+        let trimmed = text.trim_ascii();
+        if trimmed.is_empty() {
+            return Err(ApiError::bad_request("the body is empty; send a JSON object"));
+        }
+        let Named(by_name) = serde_json::from_str(text).map_err(|error| {
+            let what = if !error.is_data() {
+                format!("is not valid JSON: {error}")
+            } else if trimmed.starts_with('{') {
+                reason(&error)
+            } else {
+                must_be("a JSON object", trimmed)
+            };
+            ApiError::bad_request(format!("the body {what}"))
+        })?;
+        Ok(Self { by_name, place: String::new() })
     }
 
-    pub(crate) fn raw(&self, name: &str) -> Option<&'a RawValue> {
-        self.0.get(name).copied()
-    }
-
-    /// The field's value; `None` where it is absent or null.
-    pub(crate) fn get<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ApiError> {
-        match self.0.get(name) {
-            None => Ok(None),
-            Some(raw) => serde_json::from_str(raw.get()).map_err(|error| ApiError::field(name, error)),
+    /// The fields of an object inside the body.
+    fn inside(raw: &'a RawValue, place: String) -> Result<Self, ApiError> {
+        match serde_json::from_str(raw.get()) {
+            Ok(Named(by_name)) => Ok(Self { by_name, place }),
+            Err(error) if raw.get().starts_with('{') => Err(ApiError::field(place, reason(&error))),
+            Err(_) => Err(ApiError::field(place, must_be("an object", raw.get()))),
         }
     }
 
+    pub(crate) fn raw(&self, name: &str) -> Option<&'a RawValue> {
+        self.by_name.get(name).copied().filter(|raw| raw.get() != "null")
+    }
+
+    /// The field's value; `None` where it is absent or null.
+    pub(crate) fn get<T: Deserialize<'a>>(&self, name: &str) -> Result<Option<T>, ApiError> {
+        let read = |raw: &'a RawValue| serde_json::from_str(raw.get());
+        self.raw(name).map(read).transpose().map_err(|error| self.wrong(name, reason(&error)))
+    }
+
+    /// The single value of a field; `None` where it is absent or null.
+    pub(crate) fn scalar<T: Scalar>(&self, name: &str) -> Result<Option<T>, ApiError> {
+        self.raw(name).map(|raw| T::read(raw.get())).transpose().map_err(|what| self.wrong(name, what))
+    }
+
     pub(crate) fn flag(&self, name: &str, default: bool) -> Result<bool, ApiError> {
-        Ok(self.get(name)?.unwrap_or(default))
+        Ok(self.scalar(name)?.unwrap_or(default))
+    }
+
+    /// The error of a field of this object.
+    fn wrong(&self, name: &str, what: impl fmt::Display) -> ApiError {
+        let separator = if self.place.is_empty() { "" } else { "." };
+        ApiError::field(format!("{}{separator}{name}", self.place), what)
     }
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
+/// Fields by name, none of them parsed.
+struct Named<'a>(HashMap<String, &'a RawValue>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Named<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct FieldsVisitor;
 
@@ -69,7 +113,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
             type Value = HashMap<String, &'de RawValue>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a map")
+                f.write_str("an object")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
@@ -77,7 +121,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
                 while let Some((name, value)) = map.next_entry()? {
                     fields.insert(name, value);
                     if fields.len() > FIELDS_MAX {
-                        return Err(A::Error::custom(format_args!("it has more than {FIELDS_MAX} fields")));
+                        return Err(A::Error::custom(format_args!("must have at most {FIELDS_MAX} fields")));
                     }
                 }
                 Ok(fields)
@@ -106,32 +150,34 @@ impl Common {
         let stream = fields.flag("stream", false)?;
         let stream_options: Option<StreamOptions> = fields.get("stream_options")?;
         if stream_options.is_some() && !stream {
-            return Err(ApiError::field("stream_options", "is only allowed together with stream: true"));
+            return Err(ApiError::field("stream_options", "needs stream: true"));
         }
         let options = GenerateOptions {
-            temperature: fields.get("temperature")?,
-            top_p: fields.get("top_p")?,
-            top_k: fields.get("top_k")?,
-            min_p: fields.get("min_p")?,
-            repetition_penalty: fields.get("repetition_penalty")?,
-            frequency_penalty: fields.get("frequency_penalty")?,
-            presence_penalty: fields.get("presence_penalty")?,
+            temperature: fields.scalar("temperature")?,
+            top_p: fields.scalar("top_p")?,
+            top_k: fields.scalar("top_k")?,
+            min_p: fields.scalar("min_p")?,
+            repetition_penalty: fields.scalar("repetition_penalty")?,
+            frequency_penalty: fields.scalar("frequency_penalty")?,
+            presence_penalty: fields.scalar("presence_penalty")?,
             logit_bias: fields.get::<LogitBias>("logit_bias")?.unwrap_or_default().0,
-            min_tokens: fields.get("min_tokens")?.unwrap_or(0),
-            seed: fields.get("seed")?,
+            min_tokens: fields.scalar("min_tokens")?.unwrap_or(0),
+            seed: fields.scalar("seed")?,
             stop: fields.get::<OneOrMany>("stop")?.unwrap_or_default().0,
             stop_token_ids: fields
-                .get::<Bounded<u32, STOP_TOKENS_MAX>>("stop_token_ids")?
+                .get::<Bounded<TokenId, STOP_TOKENS_MAX>>("stop_token_ids")?
                 .unwrap_or_default()
-                .into_vec(),
+                .into_iter()
+                .map(|id| id.0)
+                .collect(),
             ignore_eos: fields.flag("ignore_eos", false)?,
             include_stop_str_in_output: fields.flag("include_stop_str_in_output", false)?,
             skip_special_tokens: fields.flag("skip_special_tokens", true)?,
-            add_special_tokens: fields.get("add_special_tokens")?,
+            add_special_tokens: fields.scalar("add_special_tokens")?,
             ..GenerateOptions::default()
         };
         Ok(Self {
-            model: fields.get("model")?,
+            model: fields.scalar("model")?,
             stream,
             stream_options: stream_options.unwrap_or_default(),
             return_token_ids: fields.flag("return_token_ids", false)?,
@@ -143,12 +189,11 @@ impl Common {
 
 /// `n`; the best of exactly as many is all of them.
 fn choices(fields: &Fields<'_>) -> Result<usize, ApiError> {
-    let n = fields.get("n")?.unwrap_or(1);
-    match fields.get::<usize>("best_of")? {
-        Some(best_of) if best_of != n => Err(ApiError::field(
-            "best_of",
-            format!("only n = {n} is supported by this server, got {best_of}"),
-        )),
+    let n = fields.scalar("n")?.unwrap_or(1);
+    match fields.scalar::<usize>("best_of")? {
+        Some(best_of) if best_of != n => {
+            Err(ApiError::field("best_of", format!("must be n = {n} or left out, got {best_of}")))
+        }
         _ => Ok(n),
     }
 }
@@ -183,6 +228,7 @@ impl<'de> Deserialize<'de> for OneOrMany {
 
 /// What a stream tells besides text.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(expecting = "an object")]
 pub(crate) struct StreamOptions {
     /// A last chunk with the usage of the whole request.
     #[serde(default)]

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::Fields;
+use super::{Fields, scalar::must_be};
 use crate::server::error::ApiError;
 
 /// Values longer than this are not neutral, and are not worth parsing to find out.
@@ -56,7 +56,8 @@ pub(super) fn check(fields: &Fields<'_>) -> Result<(), ApiError> {
     }
     for (name, allowed, own) in REFUSED_UNLESS {
         if !neutral(fields, name, own)? {
-            return Err(ApiError::field(*name, format!("only {allowed} is supported by this server")));
+            let got = fields.raw(name).map_or("null", |raw| raw.get());
+            return Err(ApiError::field(*name, must_be(&format!("{allowed}, or left out"), got)));
         }
     }
     Ok(())

@@ -89,6 +89,65 @@ fn an_error_names_the_field_of_the_wrong_type() {
 }
 
 #[test]
+fn a_wrong_value_is_told_in_jsons_words() {
+    for (field, value, expected) in [
+        ("temperature", r#""hot""#, r#"must be a number, got "hot""#),
+        ("temperature", "-1e39", "must be a number in float32's range, got -1e39"),
+        ("stream", "1", "must be true or false, got 1"),
+        ("model", "[1]", "must be a string, got [1]"),
+        ("n", "1.0", "must be an integer, got 1.0"),
+        ("n", "-1", "must be at least 0, got -1"),
+        (
+            "seed",
+            "9223372036854775808",
+            "must be in [-9223372036854775808, 9223372036854775807], got \
+                                         9223372036854775808",
+        ),
+        ("prompt", "[1,[2]]", "must be a token id (an integer in [0, 4294967295]), got an array"),
+        ("prompt", "[[1],true]", "must be an array, got true"),
+        ("prompt", r#"["a, expected b",{}]"#, "must be a string, got an object"),
+        (
+            "prompt",
+            r#""\udead""#,
+            "has a string with half a surrogate pair (as in \\ud800); send whole characters",
+        ),
+        ("stop", "[1.5]", "must be a string, got 1.5"),
+        ("logit_bias", r#"{"1":{}}"#, "must be a number, got {}"),
+    ] {
+        let error =
+            refused(CompletionRequest::parse(format!("{{\"prompt\":\"a\",\"{field}\":{value}}}").as_bytes()));
+        assert_eq!(error.message, format!("{field}: {expected}"));
+    }
+}
+
+#[test]
+fn of_long_values_an_error_repeats_little() {
+    let long = "é".repeat(100_000);
+    for (field, value) in [
+        ("temperature", json!(long)),
+        ("stop_token_ids", json!([long])),
+        ("logit_bias", json!({&long: 1})),
+        ("response_format", json!(long)),
+    ] {
+        let error = refused(completion(json!({"prompt": "a", field: value})));
+        assert!(error.message.chars().count() <= 1010, "{}", error.message.len());
+    }
+    let error = refused(chat(json!({"messages": [{"role": long, "content": "a"}]})));
+    let message = error.message;
+    assert!(message.starts_with("messages[0].role: must be system, developer, user or assistant, got `éé"));
+    assert!(message.contains("é [...] é") && message.ends_with("é`") && message.chars().count() <= 1010);
+}
+
+#[test]
+fn an_error_takes_the_name_that_the_request_has_for_the_field() {
+    let error = ApiError::field("max_tokens", "must be less").renamed("max_tokens", "max_completion_tokens");
+    assert_eq!(error.message, "max_completion_tokens: must be less");
+    assert_eq!(error.param.as_deref(), Some("max_completion_tokens"));
+    let other = ApiError::field("max_tokens_too", "must be less");
+    assert_eq!(other.clone().renamed("max_tokens", "max_completion_tokens"), other);
+}
+
+#[test]
 fn null_is_as_good_as_absent() {
     let body = json!({"prompt": "a", "temperature": null, "logprobs": null, "stop": null, "stream": null,
                       "stream_options": null, "model": null, "max_tokens": null, "tools": null, "n": null});
@@ -225,8 +284,8 @@ fn top_logprobs_needs_logprobs() {
         Some(3)
     );
     assert_eq!(refused(with(json!({"top_logprobs": 3}))).param.as_deref(), Some("top_logprobs"));
-    let many = json!({"logprobs": true, "top_logprobs": 21});
-    assert_eq!(refused(with(many)).param.as_deref(), Some("top_logprobs"));
+    let negative = json!({"logprobs": true, "top_logprobs": -1});
+    assert_eq!(refused(with(negative)).param.as_deref(), Some("top_logprobs"));
 }
 
 #[test]
@@ -280,7 +339,7 @@ fn equal_texts_among_the_best_keep_the_likelier_and_the_order() {
 #[test]
 fn of_repeated_fields_the_last_one_counts() {
     let fields = Fields::parse(b"{\"seed\": 1, \"seed\": 2}").expect("an object");
-    assert_eq!(fields.get::<i64>("seed").expect("a number"), Some(2));
+    assert_eq!(fields.scalar::<i64>("seed").expect("a number"), Some(2));
 }
 
 /// `[item,item,...]`
@@ -294,7 +353,7 @@ fn absurd_numbers_of_entries_are_refused_by_field_while_they_are_read() {
     let parts = array(r#"{"type":"text","text":"a"}"#, 4097);
     for (body, param, limit) in [
         (format!(r#"{{"messages":{}}}"#, array(user, 4097)), "messages", "4096"),
-        (format!(r#"{{"messages":[{{"role":"user","content":{parts}}}]}}"#), "messages", "4096"),
+        (format!(r#"{{"messages":[{{"role":"user","content":{parts}}}]}}"#), "messages[0].content", "4096"),
         (format!(r#"{{"messages":[{user}],"stop":{}}}"#, array(r#""a""#, 257)), "stop", "256"),
         (format!(r#"{{"messages":[{user}],"stop_token_ids":{}}}"#, array("1", 257)), "stop_token_ids", "256"),
         (
