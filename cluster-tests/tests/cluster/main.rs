@@ -7,6 +7,7 @@
 #![allow(clippy::print_stdout, reason = "figures for the reader of --nocapture")]
 
 mod async_openai_client;
+mod bad_requests;
 mod cli;
 mod convert;
 mod custom_supervision;
