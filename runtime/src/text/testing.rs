@@ -33,9 +33,9 @@ pub(crate) fn corpus() -> Vec<String> {
 
 /// What Hugging Face's `tokenizers`, set up by a Python script, makes of the texts of [`corpus`].
 #[derive(Deserialize)]
-pub(super) struct Readings {
+pub(crate) struct Readings {
     /// Ids of each text, names of special tokens read as those tokens.
-    pub(super) ids: Vec<Vec<u32>>,
+    pub(crate) ids: Vec<Vec<u32>>,
     /// By index of the text: ids with such names read as text, where they differ.
     pub(super) literal: BTreeMap<usize, Vec<u32>>,
     /// By index of the text: what the ids decode to, where it is not the text itself.
@@ -48,7 +48,7 @@ pub(super) fn readings() -> HashMap<String, Readings> {
 }
 
 /// Readings under SmolLM2's whole vocabulary.
-pub(super) fn smollm2_readings() -> Readings {
+pub(crate) fn smollm2_readings() -> Readings {
     serde_json::from_str(include_str!("../../fixtures/tokenizer/smollm2.json")).unwrap()
 }
 
