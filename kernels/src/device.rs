@@ -34,7 +34,10 @@ impl Device {
         if !isa.is_available() {
             return Err(KernelError::Unsupported {
                 operation: "device",
-                reason: format!("this processor has no {isa}; it has {}", Isa::detect()),
+                reason: format!(
+                    "this machine or its system does not offer {isa}; it offers {}",
+                    Isa::detect()
+                ),
             });
         }
         Ok(Device::Cpu(Arc::new(CpuDevice { team: Team::new(threads)?, isa, scratch: Mutex::new(None) })))

@@ -76,6 +76,7 @@ pub(super) unsafe fn weigh<V: Lanes, T: LanesElement>(state: &mut State<V>, quer
         hide(scores, f32::NEG_INFINITY);
         let low = V::load(scores.as_ptr()).mul(scale);
         let high = V::load(scores.as_ptr().add(16)).mul(scale);
+        let finite = low.is_below_infinity() && high.is_below_infinity();
         let largest = low.max(high).largest();
         let base = V::splat(largest);
         exp2(low.sub(base)).store(scores.as_mut_ptr());
@@ -92,6 +93,8 @@ pub(super) unsafe fn weigh<V: Lanes, T: LanesElement>(state: &mut State<V>, quer
         let factors = exp2(V::load(exponents.as_ptr())).to_array();
         state.largest[query] = new;
         state.merge[query] = (factors[0], factors[1]);
+        // The exponential takes anything to a number: a score that overflowed must not end as a plausible average.
+        let sum = if finite { sum } else { V::splat(f32::NAN) };
         state.total[query] = state.total[query].fma(V::splat(factors[0]), sum.mul(V::splat(factors[1])));
     }
 }

@@ -219,6 +219,22 @@ fn an_infinite_value_reaches_no_row_before_it() {
     }
 }
 
+#[test]
+fn a_score_that_is_not_finite_makes_its_row_nan_and_no_other() {
+    for (device, bad) in devices().into_iter().flat_map(|d| [(d.clone(), f32::NAN), (d, f32::INFINITY)]) {
+        let mut world = world::<bf16>(&device, &cases()[1]);
+        let before = attend(&device, &world, &world.spans, &world.queries);
+        // One number of the second head's query in row 20.
+        let (row, head, dim) = (20, 1, world.heads.dim);
+        world.queries[row * world.heads.stride + world.heads.first + head * dim + 3] = bad;
+        let after = attend(&device, &world, &world.spans, &world.queries);
+        let poisoned = (row * world.heads.count + head) * dim..(row * world.heads.count + head + 1) * dim;
+        assert!(after[poisoned.clone()].iter().all(|x| x.is_nan()), "{device:?} {bad}");
+        assert_same_bits(&after[..poisoned.start], &before[..poisoned.start], "what comes before");
+        assert_same_bits(&after[poisoned.end..], &before[poisoned.end..], "what comes after");
+    }
+}
+
 fn poison_before_the_window<T: Kernels>() {
     const POISONED: usize = 41;
     for window in [1, 7, 30, 32, 45] {

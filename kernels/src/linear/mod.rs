@@ -8,8 +8,9 @@
 //!
 //! **Order of summation**, the same on every instruction set, for any number of rows and any split over threads: per
 //! block of 32 inputs, one chain of fused multiply-adds over the 16 even and one over the 16 odd inputs, both from
-//! zero; then `sum += even + odd`. This is what AMX's `tdpbf16ps` computes, so that hardware can join without
-//! changing a bit.
+//! zero; then `sum += even + odd`. This is what AMX's `tdpbf16ps` computes, which `tiles` uses where there is AMX. In
+//! BF16, inputs that are neither zero nor at least [`crate::element::BF16_SMALLEST`] may tell tiles from lanes:
+//! [`Element::round`] makes none.
 
 mod cpu;
 mod reference;

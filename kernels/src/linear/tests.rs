@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// Ragged and round shapes: (rows, inputs, outputs).
-const SHAPES: [(usize, usize, usize); 14] = [
+const SHAPES: [(usize, usize, usize); 15] = [
     (1, 32, 32),
     (1, 1, 1),
     (2, 33, 31),
@@ -21,6 +21,7 @@ const SHAPES: [(usize, usize, usize); 14] = [
     (32, 96, 32),
     (33, 64, 70),
     (47, 40, 33),
+    (50, 64, 70),
     (100, 33, 96),
 ];
 
@@ -87,11 +88,16 @@ fn what_is_not_finite_stays_in_its_row_and_column() {
     for device in devices() {
         let mut x: Vec<bf16> = Numbers(5).vec(rows * inputs).into_iter().map(bf16::round).collect();
         (x[3 * inputs + 64], x[7 * inputs]) = (bf16::NAN, bf16::INFINITY);
-        let weight = weight::<bf16>(&device, &Numbers(6).vec(outputs * inputs), outputs, inputs);
+        let mut w = Numbers(6).vec(outputs * inputs);
+        w[20 * inputs + 5] = f32::NAN;
+        let weight = weight::<bf16>(&device, &w, outputs, inputs);
         let mut y = vec![f32::NAN; rows * outputs];
         linear(&device, View::from(&x[..]), &weight, ViewMut::from(&mut y[..])).unwrap();
         for (row, y) in y.chunks(outputs).enumerate() {
-            assert!(y.iter().all(|y| y.is_finite() != (row == 3 || row == 7)), "{device:?} row {row}");
+            for (output, y) in y.iter().enumerate() {
+                let poisoned = row == 3 || row == 7 || output == 20;
+                assert_eq!(y.is_finite(), !poisoned, "{device:?} row {row} output {output}");
+            }
         }
     }
 }

@@ -22,7 +22,8 @@ const ROWS: usize = 16;
 /// Bytes of a tile of weights, and of one of its rows.
 const TILE_BYTES: usize = 2 * TILE;
 const LINE_BYTES: usize = 64;
-/// How far ahead of its use a line of weights is brought into the first cache, and into the second.
+/// How far ahead of its use a line of weights is brought into the first cache, and into the second. On two cores with
+/// AMX (`model_speed`, SmolLM2-135M, 2 threads) a decode takes 10 ms with both and about twice that without.
 const PREFETCH_NEAR_BYTES: usize = 2 << 10;
 const PREFETCH_FAR_BYTES: usize = 8 << 10;
 
@@ -30,7 +31,8 @@ const PREFETCH_FAR_BYTES: usize = 8 << 10;
 const PREFETCH_ROWS_BYTES: usize = 4 << 10;
 /// Name of the packed rows' memory.
 pub(super) const SCRATCH: &str = "rows packed for tiles";
-/// Rows that are not packed: they stay in the first cache anyway.
+/// Rows that are not packed: a step of so few is bound by the weights, and packing would cost a barrier. With more,
+/// packing pays: 512 rows took 290 ms loaded as they lie and 205 ms packed (`model_speed`, SmolLM2-135M, 2 threads).
 const ROWS_IN_PLACE_MAX: usize = 32;
 
 pub(super) struct Problem<'a> {

@@ -62,7 +62,7 @@ impl Heads {
 /// Plain frequencies `theta^(-2i/r)`, `i < r/2`.
 pub fn frequencies(theta: f32, rotary_dim: usize) -> Vec<f32> {
     (0..rotary_dim / 2)
-        .map(|i| (1.0 / f64::from(theta).powf(2.0 * i as f64 / rotary_dim as f64)) as f32)
+        .map(|i| (1.0 / libm::pow(f64::from(theta), 2.0 * i as f64 / rotary_dim as f64)) as f32)
         .collect()
 }
 
@@ -93,7 +93,7 @@ pub fn scale_yarn(frequencies: &mut [f32], theta: f32, yarn: &Yarn) {
     // The pair that turns `rotations` times within the original context.
     let pair = |rotations: f32| {
         let wavelength = yarn.original_context as f64 / (f64::from(rotations) * 2.0 * std::f64::consts::PI);
-        rotary_dim * wavelength.ln() / (2.0 * f64::from(theta).ln())
+        rotary_dim * libm::log(wavelength) / (2.0 * libm::log(f64::from(theta)))
     };
     let (mut low, mut high) = (pair(yarn.beta_fast), pair(yarn.beta_slow));
     if yarn.truncate {

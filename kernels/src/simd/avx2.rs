@@ -94,6 +94,15 @@ impl Lanes for Avx2 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
     }
     #[inline(always)]
+    unsafe fn is_below_infinity(self) -> bool {
+        unsafe {
+            let infinity = _mm256_set1_ps(f32::INFINITY);
+            let low = _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, infinity);
+            let high = _mm256_cmp_ps::<_CMP_LT_OQ>(self.1, infinity);
+            _mm256_movemask_ps(_mm256_and_ps(low, high)) == 0xff
+        }
+    }
+    #[inline(always)]
     unsafe fn through_bf16(self) -> Self {
         #[inline(always)]
         unsafe fn half(x: __m256) -> __m256 {

@@ -75,6 +75,10 @@ impl Lanes for Avx512 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
     }
     #[inline(always)]
+    unsafe fn is_below_infinity(self) -> bool {
+        unsafe { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, _mm512_set1_ps(f32::INFINITY)) == u16::MAX }
+    }
+    #[inline(always)]
     unsafe fn through_bf16(self) -> Self {
         unsafe {
             let bits = _mm512_castps_si512(self.0);

@@ -2,7 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
-/// Instruction sets of the CPU kernels, slowest first. All of them compute the same bits.
+/// Instruction sets of the CPU kernels, slowest first. All of them compute the same bits of every
+/// number (of what is not a number, only that it is none).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
     /// Plain Rust.
@@ -42,6 +43,9 @@ impl Isa {
     }
 
     /// Whether this machine has it, and the system lets this process use it.
+    ///
+    /// Asking for [`Isa::Amx`] asks Linux for the permission to use tiles, which is given to the whole process and for
+    /// good: signal frames then have room for 8 KiB of tiles, and an alternate signal stack made by hand needs it too.
     pub fn is_available(self) -> bool {
         match self {
             Isa::Portable => true,

@@ -55,6 +55,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn through_bf16(self) -> Self;
     /// Stores 16 lanes rounded likewise.
     unsafe fn store_bf16(self, to: *mut bf16);
+    /// Whether every lane is finite or minus infinity.
+    unsafe fn is_below_infinity(self) -> bool;
     /// Sum of all lanes: halves folded onto each other, 8, 4, 2, 1 apart.
     #[inline(always)]
     unsafe fn sum(self) -> f32 {

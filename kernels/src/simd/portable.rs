@@ -70,6 +70,10 @@ impl Lanes for Portable {
         Portable(self.0.map(|n| f32::from_bits(((n as i32 + 127) as u32) << 23)))
     }
     #[inline(always)]
+    unsafe fn is_below_infinity(self) -> bool {
+        self.0.iter().all(|x| *x < f32::INFINITY)
+    }
+    #[inline(always)]
     unsafe fn through_bf16(self) -> Self {
         Portable(self.0.map(through::<bf16>))
     }

@@ -8,7 +8,13 @@ pub(crate) fn request_tile_data() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
     // SAFETY: this request reads no memory of ours; it can only succeed or be refused.
-    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+    let granted =
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 };
+    if !granted {
+        let error = std::io::Error::last_os_error();
+        tracing::debug!(%error, "the processor has AMX, but the system does not grant its tiles");
+    }
+    granted
 }
 
 /// Elsewhere nobody knows how to ask.

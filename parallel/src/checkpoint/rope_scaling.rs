@@ -20,7 +20,7 @@ pub(super) enum Value {
 /// of such numbers with weights (`mscale`, `mscale_all_dim`). A weight of 0 means that there is none.
 pub(super) fn attention_factor(factor: f32, weights: [f32; 2]) -> f32 {
     let recommended = |weight: f32| match f64::from(factor) {
-        factor if factor > 1.0 => 0.1 * f64::from(weight) * factor.ln() + 1.0,
+        factor if factor > 1.0 => 0.1 * f64::from(weight) * libm::log(factor) + 1.0,
         _ => 1.0,
     };
     let [over, under] = weights;

@@ -29,6 +29,24 @@ pub(crate) fn floats(path: PathBuf) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
+/// A small generator (splitmix64).
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    /// Uniform in `0..limit`.
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % limit as u64) as usize
+    }
+
+    pub(crate) fn tokens(&mut self, count: usize, vocabulary: usize) -> Vec<u32> {
+        (0..count).map(|_| self.below(vocabulary) as u32).collect()
+    }
+}
+
 /// How a group computes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
