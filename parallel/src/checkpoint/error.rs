@@ -82,34 +82,40 @@ pub enum CheckpointError {
         supported: String,
     },
     /// A tensor is not in the checkpoint.
-    #[error("{path} has no tensor `{name}` (it has {count} others)")]
+    #[error("{path} has no tensor `{name}` ({}it has {count} others)", before(.stored_name))]
     MissingTensor {
         /// The checkpoint.
         path: PathBuf,
         /// The name that was looked up.
         name: String,
+        /// What the format of the file calls it, where that is something else.
+        stored_name: Option<String>,
         /// How many tensors there are.
         count: usize,
     },
     /// A tensor does not have the shape that the configuration implies.
-    #[error("{path}: tensor `{name}` is {found:?}, but the configuration implies {expected:?}")]
+    #[error("{path}: tensor `{name}`{} is {found:?}, but the configuration implies {expected:?}", beside(.stored_name))]
     Shape {
         /// The checkpoint.
         path: PathBuf,
         /// The tensor.
         name: String,
+        /// Its name in the file, where that is another.
+        stored_name: Option<String>,
         /// Its shape in the file.
         found: Vec<usize>,
         /// Its shape by the configuration.
         expected: Vec<usize>,
     },
     /// A tensor is stored in a type that cannot be read.
-    #[error("{path}: tensor `{name}` is stored as {found}; readable types are {supported}")]
+    #[error("{path}: tensor `{name}`{} is stored as {found}; readable types are {supported}", beside(.stored_name))]
     Encoding {
         /// The checkpoint.
         path: PathBuf,
         /// The tensor.
         name: String,
+        /// Its name in the file, where that is another.
+        stored_name: Option<String>,
         /// How it is stored.
         found: String,
         /// What can be read.
@@ -131,4 +137,14 @@ pub enum CheckpointError {
         /// Length of the caller's buffer.
         out_len: usize,
     },
+}
+
+/// A GGUF file's own name, at the start of a remark.
+fn before(stored_name: &Option<String>) -> String {
+    stored_name.as_ref().map_or_else(String::new, |name| format!("`{name}` in GGUF; "))
+}
+
+/// A GGUF file's own name, as a remark behind the other.
+fn beside(stored_name: &Option<String>) -> String {
+    stored_name.as_ref().map_or_else(String::new, |name| format!(" (`{name}` in GGUF)"))
 }

@@ -56,6 +56,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         files: contents.files,
         tensors: contents.tensors,
         unreadable: contents.unreadable,
+        nameless: Vec::new(),
         config,
         generation_defaults,
         gguf: None,
@@ -106,7 +107,7 @@ impl Contents {
                 .iter()
                 .find(|name| !self.tensors.contains_key(**name) && !self.unreadable.contains_key(**name));
             let name = missing.copied().unwrap_or_default().to_owned();
-            return Err(CheckpointError::MissingTensor { path: file, name, count: added });
+            return Err(CheckpointError::MissingTensor { path: file, name, stored_name: None, count: added });
         }
         Ok(())
     }

@@ -170,10 +170,28 @@ fn sliding_window(
 
 /// Rotary embedding: `rope_parameters` (5), or `rope_theta` beside `rope_scaling` (4).
 fn rope(path: &Path, fields: &Fields<'_>, context: usize) -> Result<RopeConfig, CheckpointError> {
-    let parameters = match fields.child("rope_parameters")? {
-        Some(parameters) => Some(parameters),
-        None => fields.child("rope_scaling")?,
-    };
+    let given = |key| Ok::<_, CheckpointError>(fields.child(key)?.filter(|child| !child.is_empty()));
+    let parameters = given("rope_parameters")?;
+    let scaling = given("rope_scaling")?;
+    let rope = rope_of(path, fields, parameters.as_ref().or(scaling.as_ref()), context)?;
+    // Releases of transformers differ in which of the two they heed, so the model's makers may have meant either.
+    if parameters.is_some() && scaling.is_some() && rope_of(path, fields, scaling.as_ref(), context)? != rope
+    {
+        let problem = "says something else than `rope_parameters` does (`rope_theta` included, which \
+                       `rope_scaling` takes from beside it); keep the one that the model was trained with and \
+                       remove the other";
+        return Err(fields.bad("rope_scaling", problem));
+    }
+    Ok(rope)
+}
+
+/// The rotary embedding that one of the two keys describes, with what stands beside it.
+fn rope_of(
+    path: &Path,
+    fields: &Fields<'_>,
+    parameters: Option<&Fields<'_>>,
+    context: usize,
+) -> Result<RopeConfig, CheckpointError> {
     let unsupported = |needed: String, supported: &str| CheckpointError::Unsupported {
         path: path.to_owned(),
         needed,
@@ -182,7 +200,7 @@ fn rope(path: &Path, fields: &Fields<'_>, context: usize) -> Result<RopeConfig, 
     let mut theta = fields.float("rope_theta")?;
     let mut scaling = RopeScaling::None;
     let mut partial = fields.float("partial_rotary_factor")?;
-    if let Some(parameters) = &parameters {
+    if let Some(parameters) = parameters {
         for kind in ["full_attention", "sliding_attention"] {
             if parameters.get(kind).is_some() {
                 return Err(parameters.bad(kind, "is not supported: one rotary embedding serves all layers"));
@@ -202,7 +220,7 @@ fn rope(path: &Path, fields: &Fields<'_>, context: usize) -> Result<RopeConfig, 
                 factor: parameters.required_float("factor")?,
                 low_freq_factor: parameters.required_float("low_freq_factor")?,
                 high_freq_factor: parameters.required_float("high_freq_factor")?,
-                original_context: parameters.required_size("original_max_position_embeddings")?,
+                original_context: original_context(fields, parameters)?.unwrap_or(context),
             },
             other => {
                 let supported = "default, linear, llama3 and yarn";
@@ -214,10 +232,17 @@ fn rope(path: &Path, fields: &Fields<'_>, context: usize) -> Result<RopeConfig, 
         return Err(unsupported(format!("`partial_rotary_factor` {partial}"), "1.0"));
     }
     let rope = RopeConfig { theta: theta.unwrap_or(DEFAULT_ROPE_THETA), scaling };
-    match (rope_scaling::problem(&rope), &parameters) {
+    match (rope_scaling::problem(&rope), parameters) {
         (Some((value, problem)), Some(parameters)) => Err(parameters.bad(key_of(value, parameters), problem)),
         _ => Ok(rope),
     }
+}
+
+/// The context before the stretch, where it is given; otherwise it is the whole model's.
+fn original_context(fields: &Fields<'_>, parameters: &Fields<'_>) -> Result<Option<usize>, CheckpointError> {
+    const KEY: &str = "original_max_position_embeddings";
+    // A value beside the parameters outranks theirs; some models write it there.
+    Ok(fields.size(KEY)?.or(parameters.size(KEY)?))
 }
 
 /// YaRN with the defaults of `transformers`; `context` is the whole model's, in tokens.
@@ -226,23 +251,24 @@ fn yarn(
     parameters: &Fields<'_>,
     context: usize,
 ) -> Result<RopeScaling, CheckpointError> {
-    const ORIGINAL: &str = "original_max_position_embeddings";
-    // A value beside the parameters outranks theirs; some models write it there.
-    let original_context = match fields.size(ORIGINAL)? {
-        Some(original_context) => original_context,
-        None => parameters.size(ORIGINAL)?.unwrap_or(context),
+    let original = original_context(fields, parameters)?;
+    let factor = match original {
+        // An unset factor is the quotient of both contexts.
+        Some(original) if parameters.is_null("factor") => (context as f64 / original as f64) as f32,
+        _ => parameters.required_float("factor")?,
     };
-    let factor = parameters.required_float("factor")?;
     let weight = |key| Ok(parameters.float(key)?.unwrap_or(0.0));
     let attention_factor = match parameters.float("attention_factor")? {
         Some(attention_factor) => attention_factor,
         None => rope_scaling::attention_factor(factor, [weight("mscale")?, weight("mscale_all_dim")?]),
     };
+    // Python's `or`: 0 is as good as absent.
+    let beta = |key, default| Ok(parameters.float(key)?.filter(|beta| *beta != 0.0).unwrap_or(default));
     let yarn = Yarn {
         factor,
-        original_context,
-        beta_fast: parameters.float("beta_fast")?.unwrap_or(DEFAULT_BETAS.0),
-        beta_slow: parameters.float("beta_slow")?.unwrap_or(DEFAULT_BETAS.1),
+        original_context: original.unwrap_or(context),
+        beta_fast: beta("beta_fast", DEFAULT_BETAS.0)?,
+        beta_slow: beta("beta_slow", DEFAULT_BETAS.1)?,
         truncate: parameters.boolean("truncate")?.unwrap_or(true),
     };
     Ok(RopeScaling::Yarn { yarn, attention_factor })

@@ -49,6 +49,16 @@ impl<'a> Fields<'a> {
         self.object.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether the key is there and says that it is unset.
+    pub(super) fn is_null(&self, key: &str) -> bool {
+        self.object.get(key).is_some_and(Value::is_null)
+    }
+
+    /// Whether no key is there.
+    pub(super) fn is_empty(&self) -> bool {
+        self.object.is_empty()
+    }
+
     /// An object under a key.
     pub(super) fn child(&self, key: &str) -> Result<Option<Fields<'a>>, CheckpointError> {
         let object = self.typed(key, "an object", Value::as_object)?;

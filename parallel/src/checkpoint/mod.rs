@@ -20,6 +20,7 @@ mod json;
 mod mapped;
 mod required;
 mod rope_scaling;
+mod surplus;
 mod tensor;
 #[cfg(test)]
 mod tests;
@@ -51,6 +52,8 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, StoredTensor>,
     /// Tensors that are there in a type that cannot be read: name -> type.
     unreadable: BTreeMap<String, String>,
+    /// Tensors of a GGUF file that have no Hugging Face name, by their own.
+    nameless: Vec<String>,
     config: ModelConfig,
     generation_defaults: GenerationDefaults,
     gguf: Option<Gguf>,
@@ -66,6 +69,7 @@ impl Checkpoint {
         })?;
         let checkpoint = if metadata.is_dir() { folder::open(path)? } else { gguf::open(path)? };
         required::check(&checkpoint)?;
+        surplus::check(&checkpoint)?;
         Ok(Arc::new(checkpoint))
     }
 
@@ -155,15 +159,22 @@ impl Checkpoint {
             Some(found) => CheckpointError::Encoding {
                 path: self.path.clone(),
                 name: name.to_owned(),
+                stored_name: self.stored_name(name),
                 found: found.clone(),
                 supported: Encoding::SUPPORTED,
             },
             None => CheckpointError::MissingTensor {
                 path: self.path.clone(),
                 name: name.to_owned(),
+                stored_name: self.stored_name(name),
                 count: self.tensors.len() + self.unreadable.len(),
             },
         })
+    }
+
+    /// What the file calls a tensor, where that is not its Hugging Face name.
+    fn stored_name(&self, name: &str) -> Option<String> {
+        self.gguf.as_ref().and_then(|_| gguf::stored_name(name))
     }
 }
 

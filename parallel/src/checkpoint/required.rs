@@ -4,6 +4,19 @@ use crate::config::{Architecture, ModelConfig};
 
 use super::{Checkpoint, CheckpointError};
 
+/// The tensors of a layer, behind `model.layers.N.`.
+pub(super) const LAYER_TENSORS: [&str; 9] = [
+    "input_layernorm.weight",
+    "self_attn.q_proj.weight",
+    "self_attn.k_proj.weight",
+    "self_attn.v_proj.weight",
+    "self_attn.o_proj.weight",
+    "post_attention_layernorm.weight",
+    "mlp.gate_proj.weight",
+    "mlp.up_proj.weight",
+    "mlp.down_proj.weight",
+];
+
 /// Fails on the first tensor that is missing, cannot be read, or has another shape than the configuration
 /// implies; so that loading later fails on no rank for a reason that was known before.
 pub(super) fn check(checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
@@ -25,39 +38,21 @@ fn check_llama(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<(), Chec
     if !config.tie_word_embeddings {
         expect(checkpoint, "lm_head.weight", &[config.vocab_size, hidden])?;
     }
-    let per_layer: [(&str, &[usize]); 9] = [
-        ("input_layernorm.weight", &[hidden]),
-        ("self_attn.q_proj.weight", &[q_rows, hidden]),
-        ("self_attn.k_proj.weight", &[kv_rows, hidden]),
-        ("self_attn.v_proj.weight", &[kv_rows, hidden]),
-        ("self_attn.o_proj.weight", &[hidden, q_rows]),
-        ("post_attention_layernorm.weight", &[hidden]),
-        ("mlp.gate_proj.weight", &[intermediate, hidden]),
-        ("mlp.up_proj.weight", &[intermediate, hidden]),
-        ("mlp.down_proj.weight", &[hidden, intermediate]),
+    let per_layer: [&[usize]; LAYER_TENSORS.len()] = [
+        &[hidden],
+        &[q_rows, hidden],
+        &[kv_rows, hidden],
+        &[kv_rows, hidden],
+        &[hidden, q_rows],
+        &[hidden],
+        &[intermediate, hidden],
+        &[intermediate, hidden],
+        &[hidden, intermediate],
     ];
     // An absurd number of layers ends at the first one that is not there.
     for layer in 0..config.num_layers {
-        for (tensor, shape) in per_layer {
+        for (tensor, shape) in LAYER_TENSORS.into_iter().zip(per_layer) {
             expect(checkpoint, &format!("model.layers.{layer}.{tensor}"), shape)?;
-        }
-        refuse_bias(checkpoint, layer)?;
-    }
-    Ok(())
-}
-
-/// A bias that is there but never added would give wrong answers silently.
-fn refuse_bias(checkpoint: &Checkpoint, layer: usize) -> Result<(), CheckpointError> {
-    let projections = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"];
-    let projections = projections.into_iter().chain(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]);
-    for projection in projections {
-        let name = format!("model.layers.{layer}.{projection}.bias");
-        if checkpoint.contains(&name) {
-            return Err(CheckpointError::Unsupported {
-                path: checkpoint.path().to_owned(),
-                needed: format!("the bias `{name}`"),
-                supported: "projections without bias".to_owned(),
-            });
         }
     }
     Ok(())
@@ -71,6 +66,7 @@ fn expect(checkpoint: &Checkpoint, name: &str, expected: &[usize]) -> Result<(),
     Err(CheckpointError::Shape {
         path: checkpoint.path().to_owned(),
         name: name.to_owned(),
+        stored_name: checkpoint.stored_name(name),
         found: tensor.info.shape.clone(),
         expected: expected.to_owned(),
     })

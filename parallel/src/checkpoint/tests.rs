@@ -225,9 +225,13 @@ fn slices_that_do_not_exist_are_refused() {
 
 #[test]
 fn a_missing_tensor_is_named() {
-    for checkpoint in twins() {
+    let expected = [
+        "twin.gguf has no tensor `lm_head.weight` (`output.weight` in GGUF; it has 20 others)",
+        "twin has no tensor `lm_head.weight` (it has 20 others)",
+    ];
+    for (checkpoint, expected) in twins().iter().zip(expected) {
         let error = message(&checkpoint.tensor("lm_head.weight").unwrap_err());
-        assert!(error.contains("no tensor `lm_head.weight` (it has 20 others)"), "{error}");
+        assert!(error.ends_with(expected), "{error}");
     }
     let mut tensors = build::tensors();
     tensors.remove("model.layers.0.mlp.up_proj.weight");
@@ -414,6 +418,42 @@ fn tensors_that_cannot_be_computed_with_are_refused() {
         let folder = build::folder(&build::config(), &tensors);
         let error = message(&Checkpoint::open(folder.path()).unwrap_err());
         assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn tensors_that_the_layers_would_leave_out_are_refused() {
+    let zeros = || build::Zeros { dtype: Dtype::F32, shape: vec![2] };
+    let open = |name: &str| {
+        let mut tensors = build::tensors();
+        tensors.insert(name.to_owned(), zeros());
+        let folder = build::folder(&build::config(), &tensors);
+        Checkpoint::open(folder.path()).map_err(|error| message(&error))
+    };
+    for name in [
+        "model.layers.0.self_attn.q_norm.weight",
+        "model.layers.0.self_attn.attn_sub_norm.weight",
+        "model.layers.0.pre_feedforward_layernorm.weight",
+        "model.layers.0.input_layernorm.bias",
+        "model.layers.0.self_attn.qkv_proj.bias",
+        "lm_head.bias",
+        "model.norm.bias",
+    ] {
+        let error = open(name).unwrap_err();
+        assert!(
+            error.contains(&format!(" `{name}`, which is not supported; supported: the tensors")),
+            "{error}"
+        );
+    }
+    // Beyond the layers that are used, outside the model, or of no consequence.
+    for name in [
+        "model.layers.1.self_attn.q_norm.weight",
+        "model.layers.00.self_attn.q_norm.weight",
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.layers.0.self_attn.k_scale",
+        "vision.layers.0.self_attn.q_norm.weight",
+    ] {
+        open(name).unwrap();
     }
 }
 

@@ -24,7 +24,27 @@ const ATTENTION_FACTOR: &str = "llama.rope.scaling.attn_factor";
 const BETA_FAST: &str = "llama.rope.scaling.yarn_beta_fast";
 const BETA_SLOW: &str = "llama.rope.scaling.yarn_beta_slow";
 
-/// Builds the configuration. `factors` are the contents of `rope_freqs.weight`.
+/// Refuses files that hold something else than a whole model of the family.
+pub(super) fn check_kind(path: &Path, gguf: &Gguf) -> Result<(), CheckpointError> {
+    let keys = Keys { path, gguf };
+    // Before anything else: all parts but the first lack what makes a model, the architecture included.
+    if let Some(count) = keys.size("split.count")?.filter(|count| *count > 1) {
+        // Counted from 0 in the file, from 1 in the names of the parts.
+        let number = keys.size("split.no")?.map(|number| number.saturating_add(1).to_string());
+        let number = number.as_deref().unwrap_or("one");
+        let needed = format!("the other parts of a model that was split (it is part {number} of {count})");
+        return Err(
+            keys.unsupported(needed, "one whole file; merge the parts with `llama-gguf-split --merge`")
+        );
+    }
+    match gguf.string("general.architecture") {
+        Some(ARCHITECTURE) => Ok(()),
+        Some(other) => Err(keys.unsupported(format!("the architecture `{other}`"), ARCHITECTURE)),
+        None => Err(keys.bad("general.architecture", "is missing or not a string")),
+    }
+}
+
+/// Builds the configuration of a file that [`check_kind`] has let pass. `factors` are the contents of `rope_freqs.weight`.
 pub(super) fn parse(
     path: &Path,
     gguf: &Gguf,
@@ -32,16 +52,6 @@ pub(super) fn parse(
     factors: Option<Vec<f32>>,
 ) -> Result<ModelConfig, CheckpointError> {
     let keys = Keys { path, gguf };
-    match gguf.string("general.architecture") {
-        Some(ARCHITECTURE) => {}
-        Some(other) => return Err(keys.unsupported(format!("the architecture `{other}`"), ARCHITECTURE)),
-        None => return Err(keys.bad("general.architecture", "is missing or not a string")),
-    }
-    if keys.size("split.count")?.is_some_and(|count| count > 1) {
-        return Err(
-            keys.unsupported("the other parts of a split model", "one file; join them with llama-gguf-split")
-        );
-    }
     let hidden_size = keys.required_size("llama.embedding_length")?;
     let num_heads = keys.required_size("llama.attention.head_count")?;
     let head_dim = match keys.size("llama.attention.key_length")? {
@@ -90,13 +100,22 @@ pub(super) fn generation_defaults(gguf: &Gguf) -> GenerationDefaults {
     }
 }
 
-/// The embedding's rows are the truth where the file does not say; a vocabulary may have padding rows beyond
+/// The embedding's rows are the truth, where there is one that can be read; a vocabulary may have padding rows beyond
 /// the tokenizer's tokens.
 fn vocab_size(keys: &Keys<'_>, shapes: &Shapes) -> Result<usize, CheckpointError> {
+    const KEY: &str = "llama.vocab_size";
+    let claimed = keys.size(KEY)?;
+    if let (Some(claimed), Some(rows)) = (claimed, shapes.vocab_size)
+        && claimed != rows
+    {
+        tracing::warn!(path = %keys.path.display(), claimed, rows, "{KEY} is not the embedding's rows, ignored");
+    }
     let tokens = || keys.gguf.strings("tokenizer.ggml.tokens").map(<[String]>::len);
-    keys.size("llama.vocab_size")?.or(shapes.vocab_size).or_else(tokens).ok_or_else(|| {
-        keys.bad("llama.vocab_size", "is missing, and there are neither tokens nor an embedding to count")
-    })
+    shapes
+        .vocab_size
+        .or(claimed)
+        .or_else(tokens)
+        .ok_or_else(|| keys.bad(KEY, "is missing, and there are neither tokens nor an embedding to count"))
 }
 
 fn check_tokens_fit(keys: &Keys<'_>, vocab_size: usize) -> Result<(), CheckpointError> {
@@ -267,7 +286,8 @@ impl<'a> Keys<'a> {
     }
 
     fn token(&self, key: &str) -> Result<Option<u32>, CheckpointError> {
-        self.typed(key, self.gguf.u32(key), "a token id")
+        let token = self.typed(key, self.gguf.u32(key), "a token id")?;
+        Ok(token.filter(|token| *token != Gguf::NO_TOKEN))
     }
 
     fn typed<T>(&self, key: &str, value: Option<T>, expected: &str) -> Result<Option<T>, CheckpointError> {

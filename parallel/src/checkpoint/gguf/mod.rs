@@ -1,4 +1,4 @@
-//! GGUF version 3: one little-endian file with metadata (sizes, tokenizer, chat template) and tensors.
+//! GGUF: one little-endian file with metadata (sizes, tokenizer, chat template) and tensors.
 //!
 //! Tensors are renamed to Hugging Face's names, and the query and key rows of Llama files, which GGUF stores
 //! interleaved for rotation of neighbours, are handed out in Hugging Face's order. Called by
@@ -16,6 +16,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use super::{Checkpoint, CheckpointError, Encoding, MappedFile, StoredTensor};
 
+pub(super) use names::stored_name;
 use parse::{Header, TensorEntry, Value};
 
 /// Metadata of a GGUF file. A getter answers nothing both for a key that is absent and for one of another type.
@@ -25,6 +26,9 @@ pub struct Gguf {
 }
 
 impl Gguf {
+    /// The token id that means "there is none", as llama.cpp writes it.
+    pub const NO_TOKEN: u32 = u32::MAX;
+
     /// Whether the key is there, whatever its type.
     pub fn contains(&self, key: &str) -> bool {
         self.metadata.contains_key(key)
@@ -114,6 +118,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         CheckpointError::Malformed { path: path.to_owned(), offset: data_start, problem }
     })?;
     let gguf = Gguf { metadata };
+    config::check_kind(path, &gguf)?;
     let mut contents = Contents::locate(path, tensors, data_start, file.bytes().len())?;
     let factors = contents.rope_factors(path, file.bytes())?;
     let config = config::parse(path, &gguf, &contents.shapes(), factors)?;
@@ -126,6 +131,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         files: vec![file],
         tensors: contents.tensors,
         unreadable: contents.unreadable,
+        nameless: contents.nameless,
         config,
         generation_defaults,
         gguf: Some(gguf),
@@ -137,6 +143,8 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
 struct Contents {
     tensors: BTreeMap<String, StoredTensor>,
     unreadable: BTreeMap<String, String>,
+    /// Tensors without such a name, by their own.
+    nameless: Vec<String>,
     /// Divisors of the rotary frequencies, which Hugging Face's checkpoints do not store.
     rope_freqs: Option<StoredTensor>,
 }
@@ -161,7 +169,7 @@ impl Contents {
             let hf_name = names::to_hugging_face(&name);
             let is_rope_freqs = name == names::ROPE_FREQS;
             let Some(hf_name) = hf_name.or_else(|| is_rope_freqs.then(|| name.clone())) else {
-                // Surplus tensors are ignored, as they are in a folder.
+                contents.nameless.push(name);
                 continue;
             };
             let encoding = match types::encoding(kind) {
@@ -196,6 +204,7 @@ impl Contents {
             return Err(CheckpointError::Encoding {
                 path: path.to_owned(),
                 name: names::ROPE_FREQS.to_owned(),
+                stored_name: None,
                 found: found.clone(),
                 supported: Encoding::SUPPORTED,
             });
@@ -226,7 +235,10 @@ impl Contents {
             if names::is_rotated(name) {
                 tensor.pair_rows(head_dim).map_err(|problem| CheckpointError::Inconsistent {
                     path: path.to_owned(),
-                    problem: format!("tensor `{name}`: {problem}"),
+                    problem: match names::stored_name(name) {
+                        Some(stored) => format!("tensor `{name}` (`{stored}` in GGUF): {problem}"),
+                        None => format!("tensor `{name}`: {problem}"),
+                    },
                 })?;
             }
         }

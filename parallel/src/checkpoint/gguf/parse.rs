@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The first bytes of every GGUF file.
 pub(super) const MAGIC: &[u8; 4] = b"GGUF";
-const VERSION: u32 = 3;
+/// Versions of one layout; big-endian files came with the last.
+const VERSIONS: [u32; 2] = [2, 3];
 const ALIGNMENT_KEY: &str = "general.alignment";
 const DEFAULT_ALIGNMENT: u64 = 32;
 /// Largest alignment that is believed; real files use 32 or 64.
@@ -78,11 +79,14 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Header, Fault> {
     cursor.take(MAGIC.len())?;
     let version_at = cursor.at;
     let version = cursor.u32()?;
-    if version != VERSION {
-        let problem = if version.swap_bytes() == VERSION {
+    if !VERSIONS.contains(&version) {
+        let problem = if VERSIONS.contains(&version.swap_bytes()) {
             "the file is big-endian; only little-endian files are supported".to_owned()
         } else {
-            format!("GGUF version {version} is not supported, only {VERSION}; convert the model anew")
+            let [first, last] = VERSIONS;
+            format!(
+                "GGUF version {version} is not supported, only {first} and {last}; convert the model anew"
+            )
         };
         return Err(Fault { offset: version_at, problem });
     }

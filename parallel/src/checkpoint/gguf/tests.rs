@@ -91,8 +91,23 @@ fn broken_metadata_is_refused_with_its_key() {
 
 #[test]
 fn other_versions_are_refused() {
-    refused("GGUF version 2 is not supported, only 3", |b| b.version = 2);
-    refused("the file is big-endian", |b| b.version = 3_u32.swap_bytes());
+    for version in [0, 1, 4] {
+        let expected = format!("GGUF version {version} is not supported, only 2 and 3");
+        refused(&expected, |b| b.version = version);
+    }
+    for version in [2_u32, 3] {
+        refused("the file is big-endian", |b| b.version = version.swap_bytes());
+    }
+}
+
+#[test]
+fn version_2_reads_as_version_3_does() {
+    let twin = fixture("twin.gguf");
+    let mut bytes = fs::read(&twin).unwrap();
+    let newer = parse::parse(&bytes).unwrap();
+    bytes[4] = 2;
+    assert_eq!(parse::parse(&bytes).unwrap(), newer);
+    assert_eq!(&open_bytes(&bytes).unwrap(), Checkpoint::open(&twin).unwrap().config());
 }
 
 #[test]
@@ -101,9 +116,10 @@ fn tensors_of_another_shape_or_name_are_refused() {
     refused("is [4, 3], but the configuration implies [4, 4]", |b| b.tensor_mut(Q).dims = vec![3, 4]);
     refused("its 3 rows are not whole heads of 2", |b| b.tensor_mut(Q).dims = vec![4, 3]);
     refused("rows of 4 elements cannot be Q8_0 blocks of 32", |b| b.tensor_mut(Q).kind = 8);
-    refused("no tensor `model.layers.0.self_attn.q_proj.weight`", |b| {
-        b.tensor_mut(Q).name = "blk.00.attn_q.weight".into()
-    });
+    refused(
+        "no tensor `model.layers.0.self_attn.q_proj.weight` (`blk.0.attn_q.weight` in GGUF; it has 10",
+        |b| b.tensor_mut(Q).name = "blk.00.attn_q.weight".into(),
+    );
 }
 
 #[test]
@@ -145,8 +161,70 @@ fn models_that_would_be_computed_wrongly_are_refused() {
     refused("`llama.rope.dimension_count` 1", |b| b.u32("llama.rope.dimension_count", 1));
     refused("`llama.attention.value_length` 4", |b| b.u32("llama.attention.value_length", 4));
     refused("`llama.logit_scale` 8", |b| b.f32("llama.logit_scale", 8.0));
-    refused("llama-gguf-split", |b| b.set("split.count", 2, vec![3, 0]));
-    refused("the bias `model.layers.0.self_attn.q_proj.bias`", |b| b.tensor("blk.0.attn_q.bias", &[4], 0));
+}
+
+#[test]
+fn every_part_of_a_split_file_is_refused_as_one() {
+    const EXPECTED: &str = "model.gguf needs the other parts of a model that was split (it is part";
+    const MERGE: &str = "supported: one whole file; merge the parts with `llama-gguf-split --merge`";
+    let part = |b: &mut GgufBuilder, number: u16| {
+        b.set("split.count", 2, vec![3, 0]);
+        b.set("split.no", 2, number.to_le_bytes().to_vec());
+    };
+    for number in [0, 1, u16::MAX] {
+        let what = format!("{EXPECTED} {} of 3), which is not supported; {MERGE}", u32::from(number) + 1);
+        refused(&what, |b| part(b, number));
+        // All parts but the first have nothing else.
+        refused(&what, |b| {
+            b.metadata.clear();
+            part(b, number);
+        });
+    }
+    refused(&format!("{EXPECTED} one of 2)"), |b| b.set("split.count", 2, vec![2, 0]));
+    open(|b| b.set("split.count", 2, vec![1, 0])).unwrap();
+}
+
+#[test]
+fn tensors_that_the_layers_would_leave_out_are_refused() {
+    for name in [
+        "blk.0.attn_q_norm.weight",
+        "blk.0.attn_sub_norm.weight",
+        "blk.0.ffn_sub_norm.weight",
+        "blk.0.attn_q.scale",
+        "blk.0.attn_sinks.weight",
+        "blk.0.ffn_gate_inp.weight",
+        "blk.00.attn_q.weight",
+        "token_embd_norm.weight",
+        "output.bias",
+    ] {
+        refused(&format!("needs the tensor `{name}`, which is not supported"), |b| b.tensor(name, &[4], 0));
+    }
+    for name in ["blk.0.attn_q.bias", "blk.0.ffn_down.bias", "blk.0.attn_norm.bias"] {
+        for kind in [0, 26] {
+            refused(&format!("needs the bias `{name}`, which is not supported"), |b| {
+                b.tensor(name, &[4], kind)
+            });
+        }
+    }
+    // Frequencies that follow from the configuration, and layers that are not used.
+    for name in ["blk.0.attn_rot_embd.weight", "blk.1.attn_q_norm.weight", "blk.1.attn_q.bias"] {
+        open(|b| b.tensor(name, &[4], 0)).unwrap();
+    }
+}
+
+#[test]
+fn an_unset_token_is_none() {
+    let config = open(|b| {
+        b.bool("tokenizer.ggml.add_bos_token", true);
+        for key in ["bos", "eos", "eot"] {
+            b.u32(&format!("tokenizer.ggml.{key}_token_id"), u32::MAX);
+        }
+    });
+    let config = config.unwrap();
+    assert_eq!((config.bos_token_id, config.eos_token_ids), (None, vec![]));
+    refused("end-of-sequence token 4294967294 lies outside", |b| {
+        b.u32("tokenizer.ggml.eos_token_id", u32::MAX - 1);
+    });
 }
 
 #[test]
@@ -178,10 +256,10 @@ fn a_head_of_its_own_means_untied() {
 }
 
 #[test]
-fn the_vocabulary_is_the_key_or_the_embedding() {
-    refused("`model.embed_tokens.weight` is [5, 4], but the configuration implies [6, 4]", |b| {
-        b.u32("llama.vocab_size", 6);
-    });
+fn the_vocabulary_is_the_embedding_s_whatever_the_key_says() {
+    for claimed in [0, 4, 6] {
+        assert_eq!(open(|b| b.u32("llama.vocab_size", claimed)).unwrap().vocab_size, 5);
+    }
     // Padding rows beyond the tokens belong to the vocabulary.
     assert_eq!(open(|b| b.strings("tokenizer.ggml.tokens", &["a", "b"])).unwrap().vocab_size, 5);
 }
@@ -255,7 +333,10 @@ fn names_are_mapped_in_their_canonical_spelling_only() {
     let mapped = |name| names::to_hugging_face(name);
     for (gguf, hugging_face, _) in build::TENSORS {
         assert_eq!(mapped(gguf).as_deref(), Some(hugging_face));
+        assert_eq!(names::stored_name(hugging_face).as_deref(), Some(gguf));
     }
+    assert_eq!(names::stored_name("lm_head.weight").as_deref(), Some("output.weight"));
+    assert_eq!(names::stored_name("model.layers.0.self_attn.rotary_emb.inv_freq"), None);
     assert_eq!(
         mapped("blk.27.attn_output.weight").as_deref(),
         Some("model.layers.27.self_attn.o_proj.weight")

@@ -113,6 +113,78 @@ fn yarn_without_optional_keys_has_the_defaults_of_transformers() {
 }
 
 #[test]
+fn a_yarn_key_that_is_0_or_unset_is_what_transformers_takes_for_it() {
+    let yarn = |scaling: Json| {
+        let RopeScaling::Yarn { yarn, attention_factor } = scaled(scaling).unwrap().rope.scaling else {
+            panic!()
+        };
+        (yarn, attention_factor)
+    };
+    let plain = yarn(json!({"type": "yarn", "factor": 4}));
+    assert_eq!(yarn(json!({"type": "yarn", "factor": 4, "beta_fast": 0, "beta_slow": 0.0})), plain);
+    // The quotient of both contexts: 64 / 16.
+    let derived = yarn(json!({"type": "yarn", "factor": null, "original_max_position_embeddings": 16}));
+    assert_eq!(derived, (Yarn { original_context: 16, ..YARN }, plain.1));
+    let absent = scaled(json!({"type": "yarn", "original_max_position_embeddings": 16}));
+    assert_refused("config.json", "`rope_scaling.factor` is missing", absent);
+    for (original, factor) in [(0, "inf"), (128, "0.5")] {
+        let impossible =
+            scaled(json!({"type": "yarn", "factor": null, "original_max_position_embeddings": original}));
+        let expected = format!("`rope_scaling.factor` is {factor}; it must be at least 1");
+        assert_refused("config.json", &expected, impossible);
+    }
+}
+
+#[test]
+fn the_original_context_of_llama3_is_beside_or_within_or_the_whole() {
+    let original = |beside: Json, within: Json| {
+        let config = folder(|config| {
+            config["original_max_position_embeddings"] = beside;
+            config["rope_scaling"] = json!({
+                "rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
+                "original_max_position_embeddings": within,
+            });
+        });
+        let RopeScaling::Llama3 { original_context, .. } = config.unwrap().rope.scaling else { panic!() };
+        original_context
+    };
+    assert_eq!(original(json!(16), json!(32)), 16);
+    assert_eq!(original(Json::Null, json!(32)), 32);
+    assert_eq!(original(Json::Null, Json::Null), 64);
+}
+
+#[test]
+fn both_spellings_at_once_must_agree() {
+    let both = |beside: Json, parameters: Json, scaling: Json| {
+        folder(|config| {
+            config["rope_theta"] = beside;
+            config["rope_parameters"] = parameters;
+            config["rope_scaling"] = scaling;
+        })
+    };
+    let yarn = |theta: Json| json!({"rope_type": "yarn", "factor": 4, "rope_theta": theta});
+    let old = json!({"type": "yarn", "factor": 4.0});
+    let expected = both(json!(5e5), Json::Null, old.clone()).unwrap().rope;
+    for empty in [Json::Null, json!({}), old.clone()] {
+        assert_eq!(both(json!(5e5), yarn(json!(5e5)), empty.clone()).unwrap().rope, expected, "{empty}");
+        assert_eq!(both(Json::Null, yarn(json!(5e5)), json!({})).unwrap().rope, expected, "{empty}");
+    }
+    assert_eq!(both(json!(5e5), json!({}), old.clone()).unwrap().rope, expected);
+    // A release that heeds only the second never sees the base, or the factor, or the kind in the first.
+    let linear = json!({"rope_type": "linear", "factor": 4, "rope_theta": 5e5});
+    for (beside, parameters, scaling) in [
+        (Json::Null, yarn(json!(5e5)), old.clone()),
+        (json!(1e4), yarn(json!(5e5)), old.clone()),
+        (json!(5e5), yarn(json!(5e5)), json!({"type": "yarn", "factor": 8})),
+        (json!(5e5), linear, old),
+        (json!(5e5), json!({"rope_theta": 5e5}), json!({"type": "linear", "factor": 2})),
+    ] {
+        let refusal = "key `rope_scaling` says something else than `rope_parameters` does";
+        assert_refused("config.json", refusal, both(beside, parameters, scaling));
+    }
+}
+
+#[test]
 fn the_attention_factor_is_given_or_follows_from_the_others() {
     let factor = |config: Result<ModelConfig, CheckpointError>| {
         let RopeScaling::Yarn { attention_factor, .. } = config.unwrap().rope.scaling else { panic!() };
@@ -171,7 +243,7 @@ fn impossible_scalings_in_config_json_are_refused_by_key() {
             "`rope_scaling.original_max_position_embeddings` is 0",
         ),
         ("original_max_position_embeddings", json!(1.5), "must be a non-negative integer"),
-        ("beta_fast", json!(0), "`rope_scaling.beta_fast` is 0"),
+        ("beta_fast", json!(-1), "`rope_scaling.beta_fast` is -1"),
         ("beta_slow", json!(-1), "`rope_scaling.beta_slow` is -1"),
         ("beta_fast", json!(0.5), "`rope_scaling.beta_fast` is 0.5; it must be at least beta_slow, 1"),
         ("attention_factor", json!(0), "`rope_scaling.attention_factor` is 0"),

@@ -124,13 +124,14 @@ impl<'a> Vocabulary<'a> {
         if model != "gpt2" {
             return Err(TextError::UnsupportedModel { path: path.to_path_buf(), model: model.to_owned() });
         }
+        let token = |key| metadata.u32(key).filter(|id| *id != Gguf::NO_TOKEN);
         Ok(Vocabulary {
             pre: pre_tokenizer(metadata.string("tokenizer.ggml.pre"), path)?,
             tokens: metadata.strings(TOKENS).ok_or_else(|| missing(TOKENS))?,
             merges: metadata.strings(MERGES).ok_or_else(|| missing(MERGES))?,
             token_types: metadata.i32s(TOKEN_TYPE).unwrap_or_default(),
-            bos: metadata.u32(BOS),
-            eos: metadata.u32(EOS),
+            bos: token(BOS),
+            eos: token(EOS),
             add_bos: metadata.bool("tokenizer.ggml.add_bos_token"),
             add_eos: metadata.bool("tokenizer.ggml.add_eos_token"),
         })
@@ -159,7 +160,15 @@ impl<'a> Vocabulary<'a> {
     fn model(&self) -> Result<tokenizers::Tokenizer, Cause> {
         let mut vocabulary = AHashMap::with_capacity(self.tokens.len());
         for (id, token) in self.tokens.iter().enumerate() {
-            vocabulary.insert(token.clone(), u32::try_from(id)?);
+            let first = vocabulary.insert(token.clone(), u32::try_from(id)?);
+            // Unused rows may have an empty name, and need no other: there is nothing to decode.
+            if let Some(first) = first.filter(|_| !token.is_empty()) {
+                return Err(format!(
+                    "tokens {first} and {id} of {TOKENS} are both {token:?}, so that one of them would be lost; \
+                     convert the model anew from an intact tokenizer"
+                )
+                .into());
+            }
         }
         let merges = self
             .merges

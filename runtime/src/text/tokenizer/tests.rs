@@ -147,6 +147,31 @@ fn vocabularies_that_contradict_themselves_are_refused() {
 }
 
 #[test]
+fn a_token_that_is_listed_twice_is_refused_with_both_ids() {
+    let mut fixture = vocabulary();
+    let token_types = types(&fixture);
+    let last = fixture.tokens.len() - 1;
+    let text = fixture.tokens[100].clone();
+    fixture.merges.clear();
+    fixture.tokens[last].clone_from(&text);
+    let error = plain(&fixture, &token_types, "smollm").build(Path::new("m.gguf")).unwrap_err().to_string();
+    assert!(
+        error.contains(&format!("tokens 100 and {last} of tokenizer.ggml.tokens are both {text:?}")),
+        "{error}"
+    );
+    // Rows without a name are all alike: nothing.
+    fixture.tokens[last - 1].clear();
+    fixture.tokens[last].clear();
+    let tokenizer = Arc::new(plain(&fixture, &token_types, "smollm").build(Path::new("m.gguf")).unwrap());
+    let id = |index: usize| u32::try_from(index).unwrap();
+    assert_eq!(
+        tokenizer.decode(&[100, id(last - 1), id(last), 100], false),
+        tokenizer.token_text(100).repeat(2)
+    );
+    assert_eq!(tokenizer.vocab_size(), last + 1);
+}
+
+#[test]
 fn a_folders_tokenizer_json_reads_like_the_original() {
     let original = small_tokenizer("qwen2");
     let folder = tempfile::tempdir().unwrap();

@@ -127,12 +127,14 @@ fn shapes_that_cannot_be() {
         ),
         (
             |b| b.tensor_mut(Q).dims = vec![16],
-            "model.gguf: tensor `model.layers.0.self_attn.q_proj.weight`: its 1 rows are not whole heads \
+            "model.gguf: tensor `model.layers.0.self_attn.q_proj.weight` (`blk.0.attn_q.weight` in GGUF): \
+             its 1 rows are not whole heads \
              of 2",
         ),
         (
             |b| b.tensor_mut(Q).dims = vec![4, 4, 1],
-            "model.gguf: tensor `model.layers.0.self_attn.q_proj.weight` is [1, 4, 4], but the \
+            "model.gguf: tensor `model.layers.0.self_attn.q_proj.weight` (`blk.0.attn_q.weight` in GGUF) \
+             is [1, 4, 4], but the \
              configuration implies [4, 4]",
         ),
         (
@@ -198,12 +200,14 @@ fn shapes_that_cannot_be() {
         ),
         (
             |b| b.tensor_mut(LAST).dims = vec![6, 3],
-            "model.gguf: tensor `model.layers.0.mlp.down_proj.weight` is [3, 6], but the configuration \
+            "model.gguf: tensor `model.layers.0.mlp.down_proj.weight` (`blk.0.ffn_down.weight` in GGUF) is \
+             [3, 6], but the configuration \
              implies [4, 6]",
         ),
         (
             |b| b.tensor_mut("output_norm.weight").dims = vec![4, 1],
-            "model.gguf: tensor `model.norm.weight` is [1, 4], but the configuration implies [4]",
+            "model.gguf: tensor `model.norm.weight` (`output_norm.weight` in GGUF) is [1, 4], but the \
+             configuration implies [4]",
         ),
     ]);
 }
@@ -233,7 +237,8 @@ fn types_that_cannot_be() {
         ),
         (
             |b| b.tensor_mut(UP).kind = 26,
-            "model.gguf: tensor `model.layers.0.mlp.up_proj.weight` is stored as I32; readable types are \
+            "model.gguf: tensor `model.layers.0.mlp.up_proj.weight` (`blk.0.ffn_up.weight` in GGUF) is \
+             stored as I32; readable types are \
              F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K",
         ),
         (
@@ -243,7 +248,8 @@ fn types_that_cannot_be() {
         ),
         (
             |b| b.tensor_mut(UP).kind = u32::MAX,
-            "model.gguf: tensor `model.layers.0.mlp.up_proj.weight` is stored as ggml type 4294967295; \
+            "model.gguf: tensor `model.layers.0.mlp.up_proj.weight` (`blk.0.ffn_up.weight` in GGUF) is \
+             stored as ggml type 4294967295; \
              readable types are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K",
         ),
         (
@@ -254,7 +260,8 @@ fn types_that_cannot_be() {
         ),
         (
             |b| b.tensor_mut("output_norm.weight").kind = 24,
-            "model.gguf: tensor `model.norm.weight` is stored as I8; readable types are F32, F16, BF16, \
+            "model.gguf: tensor `model.norm.weight` (`output_norm.weight` in GGUF) is stored as I8; \
+             readable types are F32, F16, BF16, \
              Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K",
         ),
     ]);
@@ -270,11 +277,13 @@ fn tensors_that_are_missing_or_there_twice() {
         ),
         (
             |b| drop(b.tensors.pop()),
-            "model.gguf has no tensor `model.layers.0.mlp.down_proj.weight` (it has 10 others)",
+            "model.gguf has no tensor `model.layers.0.mlp.down_proj.weight` (`blk.0.ffn_down.weight` in \
+             GGUF; it has 10 others)",
         ),
         (
             |b| b.tensor_mut(Q).name.clear(),
-            "model.gguf has no tensor `model.layers.0.self_attn.q_proj.weight` (it has 10 others)",
+            "model.gguf has no tensor `model.layers.0.self_attn.q_proj.weight` (`blk.0.attn_q.weight` in \
+             GGUF; it has 10 others)",
         ),
         (
             |b| b.tensor_mut(Q).name = "x".repeat(1025),
@@ -287,7 +296,8 @@ fn tensors_that_are_missing_or_there_twice() {
         ),
         (
             |b| b.u32("llama.block_count", 2),
-            "model.gguf has no tensor `model.layers.1.input_layernorm.weight` (it has 11 others)",
+            "model.gguf has no tensor `model.layers.1.input_layernorm.weight` (`blk.1.attn_norm.weight` in \
+             GGUF; it has 11 others)",
         ),
     ]);
 }
