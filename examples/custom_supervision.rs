@@ -12,7 +12,11 @@
 
 #![allow(clippy::print_stdout)] // the story belongs on standard output
 
-use std::{env, path::PathBuf, time::Duration};
+use std::{
+    env,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, ensure};
 use consort::{Engine, EnsembleState, GenerateOptions, Message, RequestError, SubmitError};
@@ -28,6 +32,9 @@ const RESTART_DELAY: Duration = Duration::from_millis(200);
 const GRACE: Duration = Duration::from_secs(2);
 /// Longest wait for a reply, which may have to wait for a model to load: this only ends a hang.
 const REPLY_MS_MAX: u64 = 60_000;
+/// Longest wait for a seat that refuses, which is as long as another holder of its engine gives open answers, and a
+/// load.
+const SEAT_TIME_MAX: Duration = Duration::from_secs(120);
 
 type Handled = Result<(), ActorProcessingErr>;
 
@@ -79,10 +86,9 @@ impl Actor for EngineActor {
                 let options =
                     GenerateOptions { temperature: Some(0.0), max_tokens: Some(8), ..Default::default() };
                 let stream = match engine.chat(&[Message::user(question)], options) {
-                    // Nothing will be answered here again. The port is dropped, and who asked asks again.
-                    Err(RequestError::Submit(SubmitError::ShuttingDown)) => {
-                        return Err("the engine is being shut down".into());
-                    }
+                    // Nothing will be answered here again. The port is dropped, and who asked asks again. The actor
+                    // ends with the engine and not before: a successor would load while the old weights are held.
+                    Err(RequestError::Submit(SubmitError::ShuttingDown)) => return Ok(()),
                     stream => stream,
                 };
                 // An answer takes a while; the next message must not wait for it.
@@ -196,12 +202,13 @@ impl Actor for Desk {
     }
 }
 
-/// Calls the engine of a seat, again while it is being restarted.
+/// Calls the engine of a seat, again while it is being shut down or restarted, for as long as that may reasonably take.
 async fn call<T: Send + 'static>(
     desk: &ActorRef<DeskMessage>,
     seat: usize,
     message: impl Fn(RpcReplyPort<T>) -> EngineMessage,
 ) -> anyhow::Result<T> {
+    let patience = Instant::now() + SEAT_TIME_MAX;
     loop {
         match call_t!(desk, |reply| DeskMessage::For(seat, message(reply)), REPLY_MS_MAX) {
             Ok(reply) => return Ok(reply),
@@ -209,6 +216,7 @@ async fn call<T: Send + 'static>(
             Err(_) => tokio::time::sleep(RESTART_DELAY).await,
         }
         ensure!(desk.get_status() < ActorStatus::Stopping, "the desk has given up seat {seat}");
+        ensure!(Instant::now() < patience, "seat {seat} has not come back within {SEAT_TIME_MAX:?}");
     }
 }
 

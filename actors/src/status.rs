@@ -84,9 +84,18 @@ impl StateWatch {
         self.states.borrow_and_update().clone()
     }
 
-    /// Waits for the next change and returns the state after it; `None` once no further change can come. May be
-    /// cancelled and called again: no change is lost.
+    /// Waits for the next change and returns the state after it; `None` once no further change can come, whoever holds
+    /// handles: after [`Stopped`](EnsembleState::Stopped), which itself is told once. After
+    /// [`Failed`](EnsembleState::Failed) the shutdown is still to come, so this waits until somebody shuts the ensemble
+    /// down or drops its last handle. May be cancelled and called again: no change is lost.
     pub async fn changed(&mut self) -> Option<EnsembleState> {
+        let stopped_is_seen = {
+            let state = self.states.borrow();
+            *state == EnsembleState::Stopped && !state.has_changed()
+        };
+        if stopped_is_seen {
+            return None;
+        }
         // An error means that all handles and actors of the ensemble are gone.
         self.states.changed().await.ok()?;
         Some(self.state())

@@ -612,6 +612,46 @@ async fn a_follower_is_told_why_an_ensemble_failed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_of_every_change_ends_though_handles_are_held() {
+    let (ensemble, factory) = start(FakeFactory::new()).await;
+    let (mut watch, mut late) = (ensemble.watch(), ensemble.watch());
+    let held = ensemble.clone();
+    finish(ensemble, &factory).await;
+    let mut seen = Vec::new();
+    while let Some(state) = next(&mut watch).await {
+        seen.push(state);
+    }
+    assert_eq!(seen, [EnsembleState::Stopped], "told once");
+    assert_eq!(late.state(), EnsembleState::Stopped);
+    assert_eq!(next(&mut late).await, None, "it was seen");
+    assert_eq!(next(&mut held.watch()).await, None, "nothing changes from there on");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_failure_the_shutdown_is_still_a_change() {
+    let (ensemble, factory) = start_watched(FakeFactory::new().with_fault(1, 4, Fault::Hang)).await;
+    let (mut watch, held) = (ensemble.watch(), ensemble.clone());
+    read(ensemble.submit(request(0, 4, 900)).unwrap()).await;
+    let end = tokio::time::timeout(PATIENCE, watch.ended()).await.expect("the failure is told");
+    assert!(matches!(end, EnsembleState::Failed { .. }), "{end:?}");
+    let mut follower = watch.clone();
+    follower.state();
+    let more = tokio::time::timeout(Duration::from_millis(50), follower.changed()).await;
+    assert!(more.is_err(), "{more:?} came by itself");
+    finish_hung(ensemble, &factory).await;
+    let mut seen = vec![next(&mut follower).await.unwrap()];
+    while let Some(state) = next(&mut follower).await {
+        seen.push(state);
+    }
+    assert_eq!(seen.last(), Some(&EnsembleState::Stopped));
+    assert!(
+        seen.iter().all(|state| matches!(state, EnsembleState::Draining | EnsembleState::Stopped)),
+        "{seen:?}"
+    );
+    drop(held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_does_not_keep_an_ensemble_alive() {
     let (ensemble, factory) = start(FakeFactory::new()).await;
     let mut watch = ensemble.watch();

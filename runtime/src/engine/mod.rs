@@ -33,7 +33,8 @@ pub use self::{
     options::{GenerateOptions, Prompt},
     stream::{Completion, Finish, FinishReason, StopReason, TextDelta, TextEvent, TextStream, Usage},
     validate::{
-        CHOICES_MAX, LOGIT_BIAS_MAX, LOGPROBS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, STOP_TOKENS_MAX,
+        CHOICES_MAX, LOGIT_BIAS_MAX, LOGPROBS_MAX, MESSAGES_MAX, PROMPTS_MAX, STOP_STRING_BYTES_MAX,
+        STOP_STRINGS_MAX, STOP_TOKENS_MAX, TEMPLATE_KWARGS_BYTES_MAX,
     },
 };
 use self::{live::LiveRequests, validate::Limits};

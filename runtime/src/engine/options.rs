@@ -79,7 +79,8 @@ pub struct GenerateOptions {
     pub add_special_tokens: Option<bool>,
     /// Report log-probabilities of generated tokens: the drawn one and this many best, at most 20.
     pub logprobs: Option<u32>,
-    /// Report log-probabilities of prompt tokens likewise. With it, `max_tokens` may be 0.
+    /// Report log-probabilities of prompt tokens likewise. Of several choices of a prompt the first reports them: they
+    /// are the same for all. With it, `max_tokens` may be 0.
     pub prompt_logprobs: Option<u32>,
     /// Name of the request in logs and in [`crate::EngineStatus`]; absent: made up.
     pub request_id: Option<String>,

@@ -9,6 +9,7 @@ mod tests;
 use std::{
     collections::VecDeque,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -104,7 +105,7 @@ pub struct Completion {
     pub tokens: Vec<u32>,
     /// One entry per token, when asked for.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Entries of prompt tokens `1..`, when asked for.
+    /// Entries of prompt tokens `1..`, when asked for; only in the first choice of a prompt.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// How it ended.
     pub finish: Finish,
@@ -154,8 +155,10 @@ impl Composer {
                 return Ok(ending || self.usage.completion_tokens >= self.max_tokens);
             }
             GenerationEvent::Finished(reason) => {
-                self.flush();
+                let stopped = self.flush();
                 match reason {
+                    // The string ends before the token, and with its text the answer.
+                    _ if stopped.is_some() => self.finish(FinishReason::Stop, stopped.map(StopReason::Text)),
                     consort_actors::FinishReason::Stop { token } => {
                         let own = self.eos_token_ids.contains(&token);
                         self.finish(FinishReason::Stop, (!own).then_some(StopReason::Token(token)));
@@ -176,20 +179,22 @@ impl Composer {
         }
     }
 
-    /// Hands out what detokeniser and stop matcher still hold.
-    fn flush(&mut self) {
+    /// Hands out what detokeniser and stop matcher still hold. A stop string that the last of it completes is returned.
+    fn flush(&mut self) -> Option<String> {
         let rest = self.decoder.flush();
-        let mut text = match self.look_for_stops(&rest) {
-            StopPush::Emit(text) | StopPush::Stopped { text, .. } => text,
+        let (mut text, stopped) = match self.look_for_stops(&rest) {
+            StopPush::Emit(text) => (text, None),
+            StopPush::Stopped { text, matched } => (text, Some(matched)),
         };
         text.push_str(&self.stops.flush());
         if text.is_empty() {
-            return;
+            return stopped;
         }
         match self.ready.back_mut() {
             Some(TextEvent::Delta(delta)) => delta.text.push_str(&text),
             _ => self.ready.push_back(TextEvent::Delta(TextDelta { text, ..TextDelta::default() })),
         }
+        stopped
     }
 
     fn finish(&mut self, reason: FinishReason, stop_reason: Option<StopReason>) {
@@ -208,7 +213,7 @@ pub struct TextStream {
     timer: RequestTimer,
     live: LiveGuard,
     cancelled: Pin<Box<WaitForCancellationFutureOwned>>,
-    prompt: Vec<u32>,
+    prompt: Arc<[u32]>,
     request_id: String,
 }
 
@@ -217,7 +222,7 @@ impl TextStream {
         composer: Composer,
         timer: RequestTimer,
         live: LiveGuard,
-        prompt: Vec<u32>,
+        prompt: Arc<[u32]>,
         request_id: String,
     ) -> Self {
         let cancelled = Box::pin(live.cancellation().cancelled_owned());
@@ -227,6 +232,11 @@ impl TextStream {
     /// The prompt's tokens.
     pub fn prompt_tokens(&self) -> &[u32] {
         &self.prompt
+    }
+
+    /// The same, shared by all choices of the prompt.
+    pub(crate) fn shared_prompt(&self) -> Arc<[u32]> {
+        Arc::clone(&self.prompt)
     }
 
     /// The request's name, given or made up.

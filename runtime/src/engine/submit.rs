@@ -17,24 +17,25 @@ use crate::{
     text::{ChatInput, IncrementalDecoder, StopMatcher},
 };
 
-/// One prompt with its options, about to be submitted `n` times.
+/// One prompt, about to be submitted `n` times.
 struct Prepared {
-    prompt: Vec<u32>,
-    valid: Validated,
+    prompt: Arc<[u32]>,
+    seed: u64,
     max_tokens: usize,
 }
 
 impl Prepared {
     /// Choice `i` draws with the seed plus `i`.
-    fn request(&self, choice: usize) -> Request {
-        let sampling = self.valid.sampling.clone();
+    fn request(&self, choice: usize, valid: &Validated) -> Request {
+        let seed = self.seed.wrapping_add(choice as u64);
         Request {
-            prompt: self.prompt.clone(),
-            sampling: SamplingParams { seed: sampling.seed.wrapping_add(choice as u64), ..sampling },
+            prompt: self.prompt.to_vec(),
+            sampling: SamplingParams { seed, ..valid.sampling.clone() },
             max_tokens: self.max_tokens,
-            stop_token_ids: self.valid.stop_token_ids.clone(),
-            logprobs: self.valid.logprobs,
-            prompt_logprobs: self.valid.prompt_logprobs,
+            stop_token_ids: valid.stop_token_ids.clone(),
+            logprobs: valid.logprobs,
+            // The same for all choices.
+            prompt_logprobs: valid.prompt_logprobs.filter(|_| choice == 0),
         }
     }
 }
@@ -49,13 +50,14 @@ impl Engine {
         options: &GenerateOptions,
         n: usize,
     ) -> Result<Vec<TextStream>, RequestError> {
-        self.check(options, n, prompts.len())?;
+        validate::prompts(prompts.len())?;
+        let valid = self.check(options, n, prompts.len())?;
         let add_special_tokens = options.add_special_tokens.unwrap_or(true);
         let tokens = prompts.into_iter().map(|prompt| match prompt {
             Prompt::Tokens(tokens) => Ok(tokens),
             Prompt::Text(text) => self.encode(&text, add_special_tokens),
         });
-        self.submit(tokens, options, n)
+        self.submit(tokens, &valid, options.request_id.as_deref(), n)
     }
 
     /// Continues a chat `n` times, as [`Engine::generate_n`] does a prompt.
@@ -65,7 +67,9 @@ impl Engine {
         options: &ChatOptions,
         n: usize,
     ) -> Result<Vec<TextStream>, RequestError> {
-        self.check(&options.generate, n, 1)?;
+        validate::messages(messages.len())?;
+        validate::template_kwargs(&options.template_kwargs)?;
+        let valid = self.check(&options.generate, n, 1)?;
         let Some(template) = &self.inner.template else {
             return Err(RequestError::NoChatTemplate { model: self.inner.model_name.clone() });
         };
@@ -81,14 +85,14 @@ impl Engine {
         })?;
         let add_special_tokens = options.generate.add_special_tokens.unwrap_or(false);
         let tokens = self.encode(&text, add_special_tokens);
-        self.submit([tokens], &options.generate, n)
+        self.submit([tokens], &valid, options.generate.request_id.as_deref(), n)
     }
 
     /// What can be said before the prompts are looked at, which may take much longer.
-    fn check(&self, options: &GenerateOptions, n: usize, prompts: usize) -> Result<(), RequestError> {
+    fn check(&self, options: &GenerateOptions, n: usize, prompts: usize) -> Result<Validated, RequestError> {
         let limits = &self.inner.limits;
         validate::choices(n, prompts, limits)?;
-        validate(options, limits, || 0).map(drop)
+        validate(options, limits)
     }
 
     /// Tokenises, unless the text is so long that it cannot fit whatever its tokens are: encoding megabytes takes
@@ -105,57 +109,55 @@ impl Engine {
     fn submit(
         &self,
         prompts: impl IntoIterator<Item = Result<Vec<u32>, RequestError>>,
-        options: &GenerateOptions,
+        valid: &Validated,
+        request_id: Option<&str>,
         n: usize,
     ) -> Result<Vec<TextStream>, RequestError> {
-        let prepare = |prompt: Result<_, _>| self.prepare(prompt?, options);
+        let prepare = |prompt: Result<Vec<u32>, _>| self.prepare(prompt?, valid);
         let prepared = prompts.into_iter().map(prepare).collect::<Result<Vec<_>, _>>()?;
-        let requests = prepared.iter().flat_map(|one| (0..n).map(|choice| one.request(choice)));
+        let requests = prepared.iter().flat_map(|one| (0..n).map(|choice| one.request(choice, valid)));
         let mut generations = self.inner.ensemble.submit_all(requests.collect())?.into_iter();
-        let request_id = options.request_id.clone().unwrap_or_else(|| format!("{:016x}", fresh_u64()));
+        let request_id = request_id.map_or_else(|| format!("{:016x}", fresh_u64()), str::to_owned);
         let mut streams = Vec::with_capacity(generations.len());
         for one in &prepared {
             let siblings = Arc::new(Siblings::new(n));
             for generation in generations.by_ref().take(n) {
-                streams.push(self.stream(one, generation, &request_id, &siblings)?);
+                streams.push(self.stream(one, valid, generation, &request_id, &siblings));
             }
         }
         Ok(streams)
     }
 
     /// Validates what does not depend on other requests.
-    fn prepare(&self, prompt: Vec<u32>, options: &GenerateOptions) -> Result<Prepared, RequestError> {
-        let limits = &self.inner.limits;
-        let valid = validate(options, limits, fresh_u64)?;
-        let max_model_len = limits.max_model_len;
-        if prompt.len() > max_model_len {
+    fn prepare(&self, prompt: Vec<u32>, valid: &Validated) -> Result<Prepared, RequestError> {
+        let (prompt_tokens, max_model_len) = (prompt.len(), self.inner.limits.max_model_len);
+        // The least that is asked for: nothing where a prompt is only scored, else a token.
+        if prompt_tokens + valid.max_tokens.unwrap_or(1).min(1) > max_model_len {
             // The ensemble would say the same, after the prompt was copied and looked through.
             let max_tokens = valid.max_tokens.unwrap_or(1);
-            let prompt_tokens = prompt.len();
             return Err(SubmitError::TooLong { prompt_tokens, max_tokens, max_model_len }.into());
         }
-        // A prompt that fills the context is refused by the scheduler, which needs at least one token to refuse.
-        let room = (max_model_len - prompt.len()).max(1);
-        let max_tokens = valid.max_tokens.unwrap_or(room);
+        let max_tokens = valid.max_tokens.unwrap_or(max_model_len - prompt_tokens);
         if valid.min_tokens > max_tokens {
             let min = valid.min_tokens;
             let message =
                 format!("must be at most {max_tokens}, which the context holds after the prompt, got {min}");
             return Err(RequestError::Invalid { field: "min_tokens", message });
         }
-        Ok(Prepared { prompt, valid, max_tokens })
+        Ok(Prepared { prompt: prompt.into(), seed: valid.seed.unwrap_or_else(fresh_u64), max_tokens })
     }
 
     /// The stream of an admitted generation.
     fn stream(
         &self,
         one: &Prepared,
+        valid: &Validated,
         generation: Generation,
         request_id: &str,
         siblings: &Arc<Siblings>,
-    ) -> Result<TextStream, RequestError> {
+    ) -> TextStream {
         let inner = &*self.inner;
-        let Prepared { prompt, valid, max_tokens } = one;
+        let Prepared { prompt, max_tokens, .. } = one;
         let (sequence, prompt_tokens) = (generation.sequence().0, prompt.len());
         tracing::debug!(request_id, sequence, prompt_tokens, max_tokens, "request admitted");
         let live = inner.live.enter(sequence, request_id.to_owned(), prompt_tokens, Box::new(generation));
@@ -167,7 +169,7 @@ impl Engine {
                 valid.skip_special_tokens,
                 prompt,
             ),
-            stops: StopMatcher::new(valid.stop.iter().cloned(), valid.include_stop)?,
+            stops: StopMatcher::new(valid.stop.clone(), valid.include_stop),
             eos_token_ids: inner.limits.eos_token_ids.clone(),
             stop_token_ids: valid.stop_token_ids.clone(),
             include_stop: valid.include_stop,
@@ -176,6 +178,6 @@ impl Engine {
             usage: Usage { prompt_tokens, ..Usage::default() },
             ready: Default::default(),
         };
-        Ok(TextStream::new(composer, timer, live, prompt.clone(), request_id.to_owned()))
+        TextStream::new(composer, timer, live, Arc::clone(prompt), request_id.to_owned())
     }
 }

@@ -1,9 +1,12 @@
 use std::time::{Duration, Instant};
 
+use consort_actors::SubmitError;
+use futures_util::future::join_all;
 use tempfile::TempDir;
 
 use super::{
-    ChatOptions, Engine, FinishReason, GenerateOptions, Message, StopReason, TextEvent, TextStream, fresh_u64,
+    ChatOptions, Engine, FinishReason, GenerateOptions, MESSAGES_MAX, Message, PROMPTS_MAX, Prompt,
+    StopReason, TEMPLATE_KWARGS_BYTES_MAX, TextEvent, TextStream, fresh_u64,
 };
 use crate::{
     EngineBuilder, EnsembleState, Isa,
@@ -233,6 +236,84 @@ async fn prompt_logprobs_come_for_every_token_but_the_first() {
     let alone = GenerateOptions { max_tokens: Some(0), prompt_logprobs: Some(0), ..greedy(0) };
     let done = engine.generate("hello", alone).expect("admitted").collect().await.expect("ends");
     assert_eq!((done.prompt_logprobs.len(), done.tokens.len()), (4, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_several_choices_the_first_tells_the_prompts_logprobs() {
+    let engine = start(2).await;
+    for max_tokens in [0, 2] {
+        let options =
+            GenerateOptions { prompt_logprobs: Some(1), max_tokens: Some(max_tokens), ..greedy(max_tokens) };
+        let alone =
+            engine.generate("hello", options.clone()).expect("admitted").collect().await.expect("ends");
+        let streams = engine.generate_n(vec!["hello".into(), "abc".into()], &options, 3).expect("admitted");
+        let done = join_all(streams.into_iter().map(TextStream::collect)).await;
+        let done: Vec<_> = done.into_iter().map(|done| done.expect("ends")).collect();
+        let counts: Vec<_> =
+            done.iter().map(|done| (done.prompt_logprobs.len(), done.tokens.len())).collect();
+        let of_prompt = |entries| [(entries, max_tokens), (0, max_tokens), (0, max_tokens)];
+        assert_eq!(counts, [of_prompt(4), of_prompt(2)].concat());
+        assert_eq!(done[0].prompt_logprobs, alone.prompt_logprobs);
+        assert!(done[..3].iter().all(|done| done.tokens == alone.tokens));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn equal_prompts_of_one_request_draw_differently_unless_a_seed_is_given() {
+    let engine = start(1).await;
+    let draw = async |seed| {
+        let options = GenerateOptions { temperature: Some(1.5), seed, ..greedy(24) };
+        let streams = engine.generate_n(vec!["abc".into(), "abc".into()], &options, 1).expect("admitted");
+        let done = join_all(streams.into_iter().map(TextStream::collect)).await;
+        done.into_iter().map(|done| done.expect("ends").tokens).collect::<Vec<_>>()
+    };
+    let (drawn, given) = (draw(None).await, draw(Some(7)).await);
+    assert_ne!(drawn[0], drawn[1]);
+    assert_eq!(given[0], given[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_entry_point_bounds_messages_prompts_and_template_variables() {
+    let engine = start(1).await;
+    let refused = |outcome: Result<(), RequestError>| match outcome {
+        Err(RequestError::Invalid { field, .. }) => field,
+        other => panic!("{other:?}"),
+    };
+    let chat = |count| engine.chat(&vec![Message::user("a"); count], greedy(1)).map(drop);
+    assert_eq!(refused(chat(0)), "messages");
+    assert_eq!(refused(chat(MESSAGES_MAX + 1)), "messages");
+    chat(1).expect("one message is a chat");
+    let complete = |count| engine.generate_n(vec![Prompt::from("a"); count], &greedy(1), 1).map(drop);
+    assert_eq!(refused(complete(0)), "prompt");
+    assert_eq!(refused(complete(PROMPTS_MAX + 1)), "prompt");
+    let text = "x".repeat(TEMPLATE_KWARGS_BYTES_MAX).into();
+    let template_kwargs = [("date".to_owned(), text)].into_iter().collect();
+    let large = ChatOptions { template_kwargs, ..greedy(1).into() };
+    assert_eq!(refused(engine.chat_with(&[Message::user("a")], large).map(drop)), "chat_template_kwargs");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_that_fills_the_context_is_told_so_whatever_else_is_asked() {
+    let engine = start(1).await;
+    let full = vec![1_u32; testing::CONTEXT];
+    let open = GenerateOptions { max_tokens: None, min_tokens: 5, ..greedy(1) };
+    let error = engine.generate(full.clone(), open.clone()).err();
+    assert!(
+        matches!(
+            &error,
+            Some(RequestError::Submit(SubmitError::TooLong {
+                prompt_tokens: testing::CONTEXT,
+                max_tokens: 1,
+                ..
+            }))
+        ),
+        "{error:?}"
+    );
+    let error = engine.generate(full[3..].to_vec(), open).err();
+    assert!(matches!(&error, Some(RequestError::Invalid { field: "min_tokens", .. })), "{error:?}");
+    let scored = GenerateOptions { max_tokens: Some(0), prompt_logprobs: Some(0), ..greedy(0) };
+    let done = engine.generate(full, scored).expect("nothing is generated").collect().await.expect("ends");
+    assert_eq!(done.prompt_logprobs.len(), testing::CONTEXT - 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

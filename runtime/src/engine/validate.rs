@@ -8,12 +8,19 @@ mod tests;
 
 use consort_kernels::sampling::{Adjustments, SamplingParams};
 use consort_parallel::config::GenerationDefaults;
+use serde_json::{Map, Value};
 
 use super::GenerateOptions;
-use crate::error::RequestError;
+use crate::{error::RequestError, text::StopStrings};
 
 /// Most alternatives reported per token. vLLM's `max_logprobs`; each costs a map entry in every answer.
 pub const LOGPROBS_MAX: u32 = 20;
+/// Most prompts of one request: each becomes a request of the scheduler, whose queue holds about as many.
+pub const PROMPTS_MAX: usize = 1024;
+/// Most messages of a chat: bounds the template's work.
+pub const MESSAGES_MAX: usize = 4096;
+/// Longest variables of a chat template in bytes of JSON: switches and dates, never data.
+pub const TEMPLATE_KWARGS_BYTES_MAX: usize = 64 << 10;
 /// Most stop strings of a request: evaluation harnesses send dozens, and each is matched at every token.
 pub const STOP_STRINGS_MAX: usize = 256;
 /// Longest stop string in bytes: this much text may be held back while streaming.
@@ -45,14 +52,17 @@ pub(crate) struct Limits {
     pub(crate) defaults: GenerationDefaults,
 }
 
-/// Options that passed, with every default filled in.
-#[derive(Clone, Debug, PartialEq)]
+/// Options that passed, with every default filled in. All prompts and choices of a request share them.
+#[derive(Debug)]
 pub(crate) struct Validated {
+    /// Its seed is for [`Validated::seed`] to say, prompt by prompt.
     pub(crate) sampling: SamplingParams,
+    /// The caller's seed; absent: each prompt draws one.
+    pub(crate) seed: Option<u64>,
     /// Absent: whatever the context holds after the prompt.
     pub(crate) max_tokens: Option<usize>,
     pub(crate) min_tokens: usize,
-    pub(crate) stop: Vec<String>,
+    pub(crate) stop: StopStrings,
     /// End-of-sequence tokens (unless ignored) and the caller's.
     pub(crate) stop_token_ids: Vec<u32>,
     pub(crate) include_stop: bool,
@@ -61,12 +71,8 @@ pub(crate) struct Validated {
     pub(crate) prompt_logprobs: Option<u32>,
 }
 
-/// Checks `options`, fills in the checkpoint's defaults, and takes `seed_drawn` where no seed is given.
-pub(crate) fn validate(
-    options: &GenerateOptions,
-    limits: &Limits,
-    seed_drawn: impl FnOnce() -> u64,
-) -> Result<Validated, RequestError> {
+/// Checks `options` and fills in the checkpoint's defaults.
+pub(crate) fn validate(options: &GenerateOptions, limits: &Limits) -> Result<Validated, RequestError> {
     let defaults = &limits.defaults;
     let temperature = options.temperature.or(defaults.temperature).unwrap_or(1.0);
     in_range("temperature", temperature, 0.0, 2.0)?;
@@ -82,11 +88,7 @@ pub(crate) fn validate(
         top_k,
         top_p,
         min_p,
-        seed: match options.seed {
-            // The bits are the seed; -1 is the wire's word for "none".
-            Some(seed) if seed != -1 => seed.cast_unsigned(),
-            _ => seed_drawn(),
-        },
+        seed: 0,
         adjustments: adjustments(options, limits)?,
     };
     max_tokens(options, limits)?;
@@ -98,9 +100,11 @@ pub(crate) fn validate(
     }
     Ok(Validated {
         sampling,
+        // The bits are the seed; -1 is the wire's word for "none".
+        seed: options.seed.filter(|seed| *seed != -1).map(i64::cast_unsigned),
         max_tokens: options.max_tokens,
         min_tokens: options.min_tokens,
-        stop: options.stop.clone(),
+        stop: StopStrings::new(options.stop.iter().map(String::as_str))?,
         stop_token_ids: stop_tokens(options, limits)?,
         include_stop: options.include_stop_str_in_output,
         skip_special_tokens: options.skip_special_tokens,
@@ -207,6 +211,36 @@ fn logit_bias(options: &GenerateOptions, limits: &Limits) -> Result<Vec<(u32, f3
         }
     }
     Ok(options.logit_bias.iter().map(|(&token, &bias)| (token, bias)).collect())
+}
+
+/// Checks how many prompts a request may have.
+pub(crate) fn prompts(count: usize) -> Result<(), RequestError> {
+    entries("prompt", count, PROMPTS_MAX)
+}
+
+/// Checks how many messages a chat may have.
+pub(crate) fn messages(count: usize) -> Result<(), RequestError> {
+    entries("messages", count, MESSAGES_MAX)
+}
+
+fn entries(field: &'static str, count: usize, max: usize) -> Result<(), RequestError> {
+    if (1..=max).contains(&count) {
+        return Ok(());
+    }
+    Err(invalid(field, format!("must have 1 to {max} entries, got {count}")))
+}
+
+/// Checks the size of what a request gives the chat template besides messages.
+pub(crate) fn template_kwargs(kwargs: &Map<String, Value>) -> Result<(), RequestError> {
+    if kwargs.is_empty() {
+        return Ok(());
+    }
+    // Written no further than the limit: the values may be far larger.
+    let mut room = vec![0; TEMPLATE_KWARGS_BYTES_MAX];
+    serde_json::to_writer(room.as_mut_slice(), kwargs).map_err(|_| {
+        let message = format!("must have at most {TEMPLATE_KWARGS_BYTES_MAX} bytes of JSON");
+        invalid("chat_template_kwargs", message)
+    })
 }
 
 /// Checks how many choices a request of `prompts` prompts may ask for: more than can ever wait would be refused as

@@ -13,7 +13,7 @@ use super::{AppState, error::ApiError};
 
 /// Longest time a body may take: a client that sends a byte a minute must not keep its buffer for ever.
 const BODY_SECONDS_MAX: u64 = 30;
-/// Bodies up to this size are parsed and tokenised where they are read (about a millisecond); longer ones on a thread
+/// Without a template, bodies up to this size are parsed and tokenised where they are read (about a millisecond); longer ones on a thread
 /// of their own, so that they do not hold up other requests' tokens.
 const INLINE_BYTES_MAX: usize = 16 << 10;
 
@@ -58,18 +58,31 @@ fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-/// Makes a request out of its body: here, or on a blocking thread if the body is long. Of the long ones only so many
-/// are worked on at a time as `preparing` has permits; the others wait.
+/// What making a request takes besides what its body's length tells.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work {
+    /// Nothing.
+    Light,
+    /// A chat template, which may loop over few words for as long as its budget lasts: about a second.
+    Template,
+}
+
+/// Makes a request out of its body: here, or on a blocking thread if that may take long. There only so many are worked
+/// on at a time as there are permits, and the others wait: behind long bodies those with long bodies, behind templates
+/// those with templates.
 pub(super) async fn prepare<T: Send + 'static>(
     state: &AppState,
     body: Bytes,
+    kind: Work,
     work: impl FnOnce(Bytes) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    if body.len() <= INLINE_BYTES_MAX {
-        return work(body);
-    }
+    let permits = match kind {
+        _ if body.len() > INLINE_BYTES_MAX => &state.preparing,
+        Work::Template => &state.rendering,
+        Work::Light => return work(body),
+    };
     let ended = || ApiError::internal("the request could not be prepared");
-    let permit = Arc::clone(&state.preparing).acquire_owned().await.map_err(|_| ended())?;
+    let permit = Arc::clone(permits).acquire_owned().await.map_err(|_| ended())?;
     let working = tokio::task::spawn_blocking(move || {
         // Held by the work itself: a client that goes away stops the wait, and not the thread.
         let _permit = permit;

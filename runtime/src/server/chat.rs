@@ -11,7 +11,8 @@ use consort_actors::plan::TokenLogprobs;
 use futures_util::future::try_join_all;
 
 use super::{
-    AppState, RequestId, body,
+    AppState, RequestId,
+    body::{self, Work},
     error::ApiError,
     sse::{self, ChunkWriter, Part},
     wire::{
@@ -32,7 +33,7 @@ pub(super) async fn handle(
     let engine = state.engine()?;
     let bytes = body::read(request, state.settings.body_limit_bytes).await?;
     let (submitting, request_id) = (engine.clone(), id.0.clone());
-    let (common, streams) = body::prepare(&state, bytes, move |bytes| {
+    let (common, streams) = body::prepare(&state, bytes, Work::Template, move |bytes| {
         let ChatRequest { mut common, limit_name, messages, add_generation_prompt, template_kwargs } =
             ChatRequest::parse(&bytes)?;
         drop(bytes);

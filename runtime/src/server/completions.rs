@@ -1,5 +1,8 @@
 //! `POST /v1/completions`.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use axum::{
@@ -11,7 +14,8 @@ use consort_actors::plan::TokenLogprobs;
 use futures_util::future::try_join_all;
 
 use super::{
-    AppState, RequestId, body,
+    AppState, RequestId,
+    body::{self, Work},
     error::ApiError,
     sse::{self, ChunkWriter, Part},
     wire::{
@@ -20,7 +24,7 @@ use super::{
     },
 };
 use crate::{
-    engine::{self, Engine, Prompt, TextStream},
+    engine::{self, Engine, TextStream},
     error::RequestError,
     text::Tokenizer,
 };
@@ -33,25 +37,19 @@ pub(super) async fn handle(
     let engine = state.engine()?;
     let bytes = body::read(request, state.settings.body_limit_bytes).await?;
     let (submitting, request_id) = (engine.clone(), id.0.clone());
-    let (common, echo_texts, streams) = body::prepare(&state, bytes, move |bytes| {
+    let (common, prompts, streams) = body::prepare(&state, bytes, Work::Light, move |bytes| {
         let CompletionRequest { mut common, prompts, echo } = CompletionRequest::parse(&bytes)?;
         drop(bytes);
         super::check_model(common.model.as_deref(), &submitting)?;
         common.options.request_id = Some(request_id);
-        let (echo_texts, streams) = submit(&submitting, prompts, echo, &common)?;
-        Ok((common, echo_texts, streams))
+        let (prompts, streams) = submit(&submitting, prompts, echo, &common)?;
+        Ok((common, prompts, streams))
     })
     .await?;
 
-    let with_logprobs = echo_texts.logprobs;
-    let choices = echo_texts
-        .texts
-        .into_iter()
-        .zip(&streams)
-        .map(|(echo, stream)| Choice {
-            echo,
-            prompt: stream.prompt_tokens().to_vec(),
-            prompt_logprobs: Vec::new(),
+    let choices = streams
+        .iter()
+        .map(|stream| Choice {
             offset: 0,
             started: false,
             usage: engine::Usage { prompt_tokens: stream.prompt_tokens().len(), ..engine::Usage::default() },
@@ -63,9 +61,10 @@ pub(super) async fn handle(
         model: engine.model_name().to_owned(),
         tokenizer: Arc::clone(engine.tokenizer()),
         options: common.stream_options,
-        with_logprobs,
+        with_logprobs: common.options.logprobs.is_some(),
         return_token_ids: common.return_token_ids,
         n: common.n,
+        prompts,
         choices,
     };
     if common.stream {
@@ -74,31 +73,26 @@ pub(super) async fn handle(
     whole(writer, streams).await
 }
 
-/// What `echo` puts before each choice, and whether log-probabilities are told.
-struct Echo {
-    texts: Vec<Option<String>>,
-    logprobs: bool,
-}
-
 /// Submits every prompt, `n` times. When one is refused, none is admitted.
 fn submit(
     engine: &Engine,
-    prompts: Vec<Prompt>,
+    prompts: Vec<engine::Prompt>,
     echo: bool,
     common: &Common,
-) -> Result<(Echo, Vec<TextStream>), RequestError> {
-    let given = |prompt: &Prompt| match prompt {
-        Prompt::Text(text) if echo => Some(text.clone()),
+) -> Result<(Vec<Prompt>, Vec<TextStream>), RequestError> {
+    let given = |prompt: &engine::Prompt| match prompt {
+        engine::Prompt::Text(text) if echo => Some(text.clone()),
         _ => None,
     };
     let given: Vec<Option<String>> = prompts.iter().map(given).collect();
     let streams = engine.generate_n(prompts, &common.options, common.n)?;
-    let text = |(index, stream): (usize, &TextStream)| match &given[index / common.n] {
-        Some(text) => Some(text.clone()),
-        None => echo.then(|| engine.tokenizer().decode(stream.prompt_tokens(), false)),
+    let told = |(given, stream): (Option<String>, &TextStream)| {
+        let tokens = stream.shared_prompt();
+        let decoded = || echo.then(|| engine.tokenizer().decode(&tokens, false));
+        Prompt { echo: given.or_else(decoded), tokens, logprobs: Vec::new(), begun: 0, waiting: Vec::new() }
     };
-    let texts = streams.iter().enumerate().map(text).collect();
-    Ok((Echo { texts, logprobs: common.options.logprobs.is_some() }, streams))
+    let prompts = given.into_iter().zip(streams.iter().step_by(common.n)).map(told).collect();
+    Ok((prompts, streams))
 }
 
 /// The answer in one piece. All generations are read together: one left alone would count as a slow reader.
@@ -127,12 +121,21 @@ async fn whole(mut writer: CompletionWriter, streams: Vec<TextStream>) -> Result
     Ok(Json(answer).into_response())
 }
 
+/// What the choices of one prompt have in common.
+struct Prompt {
+    tokens: Arc<[u32]>,
+    /// Text told before each choice's.
+    echo: Option<String>,
+    /// Complete once the first choice has begun, whose stream brings them.
+    logprobs: Vec<TokenLogprobs>,
+    /// Choices that have begun.
+    begun: usize,
+    /// Parts of other choices that came before the first one began.
+    waiting: Vec<(usize, Part)>,
+}
+
 /// One choice on its way out.
 struct Choice {
-    /// Text told before the generated one.
-    echo: Option<String>,
-    prompt: Vec<u32>,
-    prompt_logprobs: Vec<TokenLogprobs>,
     /// Characters of all tokens told so far.
     offset: usize,
     started: bool,
@@ -149,6 +152,8 @@ struct CompletionWriter {
     return_token_ids: bool,
     /// Choices of each prompt.
     n: usize,
+    prompts: Vec<Prompt>,
+    /// Those of each prompt in a row.
     choices: Vec<Choice>,
 }
 
@@ -156,29 +161,32 @@ impl CompletionWriter {
     /// The wire's form of a part; nothing while only prompt log-probabilities have arrived.
     fn choice(&mut self, index: usize, part: Part) -> Option<CompletionChoice> {
         let (tokenizer, with_logprobs) = (&self.tokenizer, self.with_logprobs);
-        let choice = &mut self.choices[index];
-        choice.prompt_logprobs.extend(part.prompt);
+        let (choice, prompt) = (&mut self.choices[index], &mut self.prompts[index / self.n]);
+        prompt.logprobs.extend(part.prompt);
         if part.delta.is_none() && part.finish.is_none() {
             return None;
         }
         let first = !std::mem::replace(&mut choice.started, true);
         let delta = part.delta.unwrap_or_default();
         choice.usage.completion_tokens += delta.tokens.len();
-        let echo = choice.echo.take();
+        let echo = prompt.echo.as_ref().filter(|_| first);
         let echoed = echo.is_some();
-        let mut text = echo.unwrap_or_default();
+        let mut text = echo.cloned().unwrap_or_default();
         text.push_str(&delta.text);
         let logprobs = with_logprobs.then(|| {
             let mut out = CompletionLogprobs::default();
             if echoed {
-                let prompt_logprobs = std::mem::take(&mut choice.prompt_logprobs);
-                push_prompt(&mut out, &mut choice.offset, tokenizer, &choice.prompt, &prompt_logprobs);
+                push_prompt(&mut out, &mut choice.offset, tokenizer, &prompt.tokens, &prompt.logprobs);
             }
             for entry in &delta.logprobs {
                 push(&mut out, &mut choice.offset, tokenizer, entry.token, Some(entry));
             }
             out
         });
+        prompt.begun += usize::from(first);
+        if prompt.begun == self.n {
+            (prompt.echo, prompt.logprobs) = (None, Vec::new());
+        }
         let (finish_reason, stop_reason) = match part.finish {
             Some(finish) => {
                 choice.usage = finish.usage;
@@ -193,8 +201,15 @@ impl CompletionWriter {
             finish_reason,
             stop_reason: stop_reason.map(Into::into),
             token_ids: self.return_token_ids.then_some(delta.tokens),
-            prompt_token_ids: (self.return_token_ids && first).then(|| choice.prompt.clone()),
+            prompt_token_ids: (self.return_token_ids && first).then(|| Arc::clone(&prompt.tokens)),
         })
+    }
+
+    /// The chunk of a part, if it says something.
+    fn payload(&mut self, index: usize, part: Part) -> Option<String> {
+        let choice = self.choice(index, part)?;
+        let usage = self.options.continuous_usage().then(|| Usage::one(self.choices[index].usage));
+        Some(self.chunk(vec![choice], usage))
     }
 
     fn chunk(&self, choices: Vec<CompletionChoice>, usage: Option<Usage>) -> String {
@@ -216,9 +231,19 @@ impl ChunkWriter for CompletionWriter {
     }
 
     fn part(&mut self, index: usize, part: Part) -> Vec<String> {
-        let Some(choice) = self.choice(index, part) else { return Vec::new() };
-        let usage = self.options.continuous_usage().then(|| Usage::one(self.choices[index].usage));
-        vec![self.chunk(vec![choice], usage)]
+        let prompt = index / self.n;
+        let first = prompt * self.n;
+        let waits = self.with_logprobs && self.prompts[prompt].echo.is_some() && !self.choices[first].started;
+        if waits && index != first {
+            self.prompts[prompt].waiting.push((index, part));
+            return Vec::new();
+        }
+        let mut payloads: Vec<String> = self.payload(index, part).into_iter().collect();
+        if self.choices[first].started {
+            let waiting = std::mem::take(&mut self.prompts[prompt].waiting);
+            payloads.extend(waiting.into_iter().filter_map(|(index, part)| self.payload(index, part)));
+        }
+        payloads
     }
 
     fn end(&mut self) -> Vec<String> {

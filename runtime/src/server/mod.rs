@@ -154,8 +154,10 @@ struct AppState {
     engine: OnceLock<Engine>,
     settings: ServerSettings,
     draining: AtomicBool,
-    /// One permit per core, for requests that take a while to prepare.
+    /// One permit per core, for requests whose bodies take a while to prepare.
     preparing: Arc<Semaphore>,
+    /// As many for short chats, whose templates may take a while.
+    rendering: Arc<Semaphore>,
 }
 
 impl AppState {
@@ -198,6 +200,7 @@ impl Server {
             settings,
             draining: AtomicBool::new(false),
             preparing: Arc::new(Semaphore::new(cores)),
+            rendering: Arc::new(Semaphore::new(cores)),
         };
         Ok(Self { listener, address, state: Arc::new(state) })
     }

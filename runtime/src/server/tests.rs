@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
+    sync::Semaphore,
     task::JoinHandle,
 };
 use tokio_util::sync::CancellationToken;
@@ -655,6 +656,30 @@ async fn long_bodies_are_prepared_one_per_core_at_a_time_and_answered_alike() {
     drop(busy);
     let long = server.complete(json!({"prompt": "abc", "max_tokens": 1, "user": "x".repeat(1 << 15)}));
     assert_eq!(long.await.status, 200);
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chats_are_rendered_off_the_workers_and_do_not_wait_for_long_bodies() {
+    let server = start(ServerSettings::default()).await;
+    let state = &server.state;
+    let take = async |permits: &Semaphore| {
+        let all = u32::try_from(permits.available_permits()).expect("few cores");
+        permits.acquire_many(all).await.expect("open").forget();
+        all as usize
+    };
+    let short = || server.chat(json!({"max_tokens": 1}));
+    let preparing = take(&state.preparing).await;
+    assert_eq!(short().await.status, 200, "long bodies are in nobody's way");
+    let rendering = take(&state.rendering).await;
+    assert!(
+        tokio::time::timeout(Duration::from_millis(200), short()).await.is_err(),
+        "it waits for a template"
+    );
+    assert_eq!(server.complete(json!({"prompt": "abc", "max_tokens": 1})).await.status, 200);
+    state.preparing.add_permits(preparing);
+    state.rendering.add_permits(rendering);
+    assert_eq!(short().await.status, 200);
     server.end().await;
 }
 

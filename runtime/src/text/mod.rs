@@ -19,6 +19,6 @@ mod tokenizer;
 
 pub use decode::IncrementalDecoder;
 pub use error::{TemplateError, TextError};
-pub use stop::{StopMatcher, StopPush};
+pub use stop::{StopMatcher, StopPush, StopStrings};
 pub use template::{ChatInput, ChatTemplate};
 pub use tokenizer::Tokenizer;

@@ -7,7 +7,13 @@
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 use super::error::TextError;
+
+/// The stop strings of a request, prepared. Clones share them, so that any number of streams costs their tables once.
+#[derive(Clone, Debug)]
+pub struct StopStrings(Arc<[Needle]>);
 
 /// What a push made certain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +31,9 @@ pub enum StopPush {
 
 /// Looks for stop strings in one stream, holding back only what may still become one.
 pub struct StopMatcher {
-    needles: Vec<Needle>,
+    needles: StopStrings,
+    /// Per stop string: how many of its bytes end the text so far.
+    matched: Box<[usize]>,
     include_stop: bool,
     /// Text not yet emitted: the longest end of the text so far that begins a stop string.
     held: String,
@@ -33,23 +41,30 @@ pub struct StopMatcher {
 }
 
 /// Knuth, Morris and Pratt's automaton of one stop string.
+#[derive(Debug)]
 struct Needle {
     text: String,
     /// `fallback[i]`: length of the longest proper beginning of `text[..=i]` that is also its end.
     fallback: Vec<usize>,
-    /// How many of its bytes end the text so far.
-    matched: usize,
+}
+
+impl StopStrings {
+    /// Prepares these strings; none may be empty.
+    pub fn new<S: Into<String>>(stops: impl IntoIterator<Item = S>) -> Result<StopStrings, TextError> {
+        stops.into_iter().map(|stop| Needle::new(stop.into())).collect::<Result<_, _>>().map(Self)
+    }
 }
 
 impl StopMatcher {
     /// A matcher for these strings. `include_stop` leaves the matched string in the text.
-    pub fn new<S: Into<String>>(
-        stops: impl IntoIterator<Item = S>,
-        include_stop: bool,
-    ) -> Result<StopMatcher, TextError> {
-        let needles =
-            stops.into_iter().map(|stop| Needle::new(stop.into())).collect::<Result<Vec<_>, _>>()?;
-        Ok(StopMatcher { needles, include_stop, held: String::new(), stopped: false })
+    pub fn new(stops: StopStrings, include_stop: bool) -> StopMatcher {
+        let matched = vec![0; stops.0.len()].into();
+        StopMatcher { needles: stops, matched, include_stop, held: String::new(), stopped: false }
+    }
+
+    /// Each stop string with its progress.
+    fn progress(&mut self) -> impl Iterator<Item = (&Needle, &mut usize)> {
+        self.needles.0.iter().zip(&mut self.matched)
     }
 
     /// Adds text.
@@ -57,13 +72,13 @@ impl StopMatcher {
         if self.stopped {
             return StopPush::Emit(String::new());
         }
-        if self.needles.is_empty() {
+        if self.matched.is_empty() {
             return StopPush::Emit(text.to_owned());
         }
         let already = self.held.len();
         self.held.push_str(text);
         for (offset, byte) in text.bytes().enumerate() {
-            let complete = self.needles.iter_mut().filter_map(|needle| needle.step(byte)).max();
+            let complete = self.progress().filter_map(|(needle, matched)| needle.step(matched, byte)).max();
             if let Some(length) = complete {
                 return self.stop_at(already + offset + 1, length);
             }
@@ -79,20 +94,20 @@ impl StopMatcher {
         }
         self.held.push_str(text);
         for byte in text.bytes() {
-            self.needles.iter_mut().for_each(|needle| needle.step_over(byte));
+            self.progress().for_each(|(needle, matched)| needle.step_over(matched, byte));
         }
         self.release()
     }
 
     /// Ends the stream: what was held back can no longer become a stop string.
     pub fn flush(&mut self) -> String {
-        self.needles.iter_mut().for_each(|needle| needle.matched = 0);
+        self.matched.fill(0);
         std::mem::take(&mut self.held)
     }
 
     /// Takes out what can no longer be part of a stop string.
     fn release(&mut self) -> String {
-        let open = self.needles.iter().map(|needle| needle.matched).max().unwrap_or(0);
+        let open = self.matched.iter().copied().max().unwrap_or(0);
         // A stop string begins with a whole character, so this is never inside one.
         let kept = self.held.split_off(self.held.len() - open);
         std::mem::replace(&mut self.held, kept)
@@ -125,23 +140,31 @@ impl Needle {
             length += usize::from(bytes[at] == bytes[length]);
             fallback[at] = length;
         }
-        Ok(Needle { text, fallback, matched: 0 })
+        Ok(Needle { text, fallback })
     }
 
     /// Takes a byte with which the needle does not count as complete.
-    fn step_over(&mut self, byte: u8) {
-        if self.step(byte).is_some() {
-            self.matched = self.fallback[self.matched - 1];
+    fn step_over(&self, matched: &mut usize, byte: u8) {
+        if self.step(matched, byte).is_some() {
+            *matched = self.fallback[*matched - 1];
         }
     }
 
     /// Takes a byte; the needle's length once it is complete. Not to be called after that.
-    fn step(&mut self, byte: u8) -> Option<usize> {
+    fn step(&self, matched: &mut usize, byte: u8) -> Option<usize> {
         let bytes = self.text.as_bytes();
-        while self.matched > 0 && byte != bytes[self.matched] {
-            self.matched = self.fallback[self.matched - 1];
+        while *matched > 0 && byte != bytes[*matched] {
+            *matched = self.fallback[*matched - 1];
         }
-        self.matched += usize::from(byte == bytes[self.matched]);
-        (self.matched == bytes.len()).then_some(bytes.len())
+        *matched += usize::from(byte == bytes[*matched]);
+        (*matched == bytes.len()).then_some(bytes.len())
+    }
+}
+
+#[cfg(test)]
+impl StopMatcher {
+    /// Whether both look for the same strings in the same memory.
+    pub(crate) fn shares_tables_with(&self, other: &StopMatcher) -> bool {
+        Arc::ptr_eq(&self.needles.0, &other.needles.0)
     }
 }

@@ -14,11 +14,14 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::{Composer, Finish, FinishReason, StopReason, TextDelta, TextEvent, TextStream, Usage};
 use crate::{
-    engine::live::{EventSource, LiveRequests},
+    engine::{
+        Engine, GenerateOptions,
+        live::{EventSource, LiveRequests},
+    },
     error::RequestError,
     metrics::{EngineMetrics, RequestTimer, Siblings},
     testing::{self, IM_END},
-    text::{IncrementalDecoder, StopMatcher, Tokenizer},
+    text::{IncrementalDecoder, StopMatcher, StopStrings, Tokenizer},
 };
 
 /// A stop token of the caller's.
@@ -30,7 +33,10 @@ fn composer(stops: &[&str], include_stop: bool, max_tokens: usize) -> Composer {
     let tokenizer = Arc::new(Tokenizer::from_folder(folder.path()).expect("the tokenizer is valid"));
     Composer {
         decoder: IncrementalDecoder::new(tokenizer, true),
-        stops: StopMatcher::new(stops.iter().copied(), include_stop).expect("no empty string"),
+        stops: StopMatcher::new(
+            StopStrings::new(stops.iter().copied()).expect("no empty string"),
+            include_stop,
+        ),
         eos_token_ids: vec![IM_END],
         stop_token_ids: vec![CALLERS, IM_END],
         include_stop,
@@ -178,6 +184,30 @@ fn a_character_cut_by_the_length_is_told_as_broken() {
 }
 
 #[test]
+fn a_stop_string_that_the_last_text_completes_is_the_reason() {
+    for reason in [ActorsReason::Length, ActorsReason::Stop { token: IM_END }] {
+        let ending = matches!(reason, ActorsReason::Stop { .. }).then(|| token(IM_END));
+        let events = || {
+            let cut = [token(u32::from(b'x')), token(0xc3)];
+            cut.into_iter()
+                .chain(ending.clone())
+                .chain([GenerationEvent::Finished(reason)])
+                .collect::<Vec<_>>()
+        };
+        for (include, expected) in [(false, ""), (true, "x\u{fffd}")] {
+            let (out, _) = run(composer(&["x\u{fffd}"], include, 100), events());
+            assert_eq!(text(&out), expected);
+            let end = finish(&out);
+            assert_eq!(end.reason, FinishReason::Stop, "{reason:?}");
+            assert_eq!(end.stop_reason, Some(StopReason::Text("x\u{fffd}".into())));
+        }
+        let out = run(Composer { min_tokens: 9, ..composer(&["x\u{fffd}"], false, 100) }, events()).0;
+        assert_eq!(text(&out), "x\u{fffd}");
+        assert_eq!(finish(&out).stop_reason, None, "it does not count yet");
+    }
+}
+
+#[test]
 fn prompt_logprobs_pass_through_before_the_text() {
     let part = vec![TokenLogprobs { token: 97, logprob: -0.5, top: vec![(97, -0.5)] }];
     let events =
@@ -193,11 +223,27 @@ fn a_failure_is_the_streams_failure() {
     assert_eq!(composer(&[], false, 5).absorb(failed), Err(GenerationError::ShuttingDown));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_of_a_request_share_its_stop_strings_and_each_prompts_tokens() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    testing::write_checkpoint(folder.path());
+    let engine = Engine::builder().model(folder.path()).start().await.expect("the tiny model starts");
+    let options =
+        GenerateOptions { max_tokens: Some(1), stop: vec!["x".repeat(1024); 256], ..Default::default() };
+    let streams = engine.generate_n(vec!["ab".into(), "cd".into()], &options, 8).expect("admitted");
+    for (index, stream) in streams.iter().enumerate() {
+        assert!(stream.composer.stops.shares_tables_with(&streams[0].composer.stops), "{index}");
+        let first = &streams[index / 8 * 8];
+        assert_eq!(stream.prompt_tokens().as_ptr(), first.prompt_tokens().as_ptr(), "{index}");
+    }
+    assert_ne!(streams[0].prompt_tokens(), streams[8].prompt_tokens());
+}
+
 fn stream(composer: Composer, requests: &LiveRequests, source: EventSource) -> TextStream {
     let metrics = Arc::new(EngineMetrics::new("tiny", 16, 8).expect("buckets are valid"));
     let timer = RequestTimer::start(metrics, 4, None, Arc::new(Siblings::new(1)));
     let live = requests.enter(0, "mine".into(), 4, source);
-    TextStream::new(composer, timer, live, vec![1; 4], "mine".into())
+    TextStream::new(composer, timer, live, [1; 4].into(), "mine".into())
 }
 
 fn poll(stream: &mut TextStream) -> Poll<Option<Result<TextEvent, RequestError>>> {

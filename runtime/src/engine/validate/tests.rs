@@ -1,6 +1,11 @@
 use consort_parallel::config::GenerationDefaults;
 
-use super::{Limits, Validated, choices, validate};
+use serde_json::{Map, Value, json};
+
+use super::{
+    Limits, MESSAGES_MAX, PROMPTS_MAX, TEMPLATE_KWARGS_BYTES_MAX, Validated, choices, messages, prompts,
+    template_kwargs, validate,
+};
 use crate::{engine::GenerateOptions, error::RequestError};
 
 fn limits() -> Limits {
@@ -18,7 +23,7 @@ fn limits() -> Limits {
 }
 
 fn check(options: GenerateOptions) -> Result<Validated, RequestError> {
-    validate(&options, &limits(), || 42)
+    validate(&options, &limits())
 }
 
 fn refused(options: GenerateOptions) -> &'static str {
@@ -32,13 +37,13 @@ fn refused(options: GenerateOptions) -> &'static str {
 }
 
 #[test]
-fn absent_options_take_the_checkpoints_defaults_and_a_drawn_seed() {
+fn absent_options_take_the_checkpoints_defaults_and_no_seed() {
     let valid = check(GenerateOptions::default()).expect("valid");
     assert_eq!(valid.sampling.temperature, 0.6);
     assert_eq!(valid.sampling.top_k, Some(20));
     assert_eq!(valid.sampling.top_p, 1.0);
     assert_eq!(valid.sampling.min_p, 0.0);
-    assert_eq!(valid.sampling.seed, 42);
+    assert_eq!(valid.seed, None);
     assert_eq!(valid.stop_token_ids, [2, 7]);
 }
 
@@ -49,7 +54,7 @@ fn given_options_win_over_defaults() {
     let valid = check(options).expect("valid");
     assert_eq!(valid.sampling.temperature, 0.0);
     assert_eq!(valid.sampling.top_k, None);
-    assert_eq!(valid.sampling.seed, 5);
+    assert_eq!(valid.seed, Some(5));
 }
 
 #[test]
@@ -105,7 +110,7 @@ fn absent_penalties_are_neutral_but_for_the_checkpoints_repetition() {
     let mut limits = limits();
     limits.defaults.repetition_penalty = Some(1.2);
     let repetition = |options: GenerateOptions| {
-        validate(&options, &limits, || 0).expect("valid").sampling.adjustments.repetition_penalty
+        validate(&options, &limits).expect("valid").sampling.adjustments.repetition_penalty
     };
     assert_eq!(repetition(GenerateOptions::default()), 1.2);
     assert_eq!(repetition(GenerateOptions { repetition_penalty: Some(1.0), ..Default::default() }), 1.0);
@@ -154,6 +159,26 @@ fn choices_are_counted_and_can_all_wait() {
 }
 
 #[test]
+fn prompts_and_messages_are_counted_and_template_variables_measured() {
+    let field = |checked| match checked {
+        Ok(()) => "",
+        Err(RequestError::Invalid { field, .. }) => field,
+        Err(other) => panic!("{other}"),
+    };
+    assert_eq!((field(prompts(1)), field(prompts(PROMPTS_MAX))), ("", ""));
+    assert_eq!((field(prompts(0)), field(prompts(PROMPTS_MAX + 1))), ("prompt", "prompt"));
+    assert_eq!((field(messages(1)), field(messages(MESSAGES_MAX))), ("", ""));
+    assert_eq!((field(messages(0)), field(messages(MESSAGES_MAX + 1))), ("messages", "messages"));
+    // `{"a":"..."}` is eight bytes and the text.
+    let kwargs = |bytes: usize| -> Map<String, Value> {
+        [("a".into(), json!("x".repeat(bytes - 8)))].into_iter().collect()
+    };
+    assert_eq!(field(template_kwargs(&Map::new())), "");
+    assert_eq!(field(template_kwargs(&kwargs(TEMPLATE_KWARGS_BYTES_MAX))), "");
+    assert_eq!(field(template_kwargs(&kwargs(TEMPLATE_KWARGS_BYTES_MAX + 1))), "chat_template_kwargs");
+}
+
+#[test]
 fn the_ends_of_every_range_are_inside() {
     for (temperature, top_p, min_p) in [(0.0, f32::MIN_POSITIVE, 0.0), (2.0, 1.0, 1.0)] {
         let options = GenerateOptions {
@@ -191,11 +216,9 @@ fn top_k_beyond_the_vocabulary_keeps_everything() {
 
 #[test]
 fn a_seed_of_minus_one_is_drawn_and_other_negatives_are_themselves() {
-    let seed = |seed| {
-        check(GenerateOptions { seed: Some(seed), ..Default::default() }).expect("valid").sampling.seed
-    };
-    assert_eq!(seed(-1), 42);
-    assert_eq!(seed(-2), u64::MAX - 1);
+    let seed = |seed| check(GenerateOptions { seed: Some(seed), ..Default::default() }).expect("valid").seed;
+    assert_eq!(seed(-1), None);
+    assert_eq!(seed(-2), Some(u64::MAX - 1));
 }
 
 #[test]

@@ -89,8 +89,21 @@ async fn choices_of_several_prompts_are_numbered_prompt_by_prompt_and_echoed() {
     streamed["stream_options"] = json!({"include_usage": true});
     let events = server.complete(streamed).await.events();
     let assembled = assemble(&events, |choice| choice["text"].as_str());
-    for (choice, (text, ends)) in choices.iter().zip(&assembled) {
+    for (index, (choice, (text, ends))) in choices.iter().zip(&assembled).enumerate() {
         assert_eq!((&choice["text"], ends.as_slice()), (&json!(text), &["length".to_owned()][..]));
+        // Every choice has the log-probabilities of its prompt, which only the first one's generation reports.
+        let parts = events.iter().filter_map(|event| event["choices"].get(0));
+        let parts = parts.filter(|part| part["index"] == index);
+        let streamed =
+            parts.flat_map(|part| part["logprobs"]["token_logprobs"].as_array().cloned().expect("told"));
+        let streamed: Vec<Value> = streamed.collect();
+        assert_eq!(choice["logprobs"]["token_logprobs"], json!(streamed));
+        let prompt = starts[index].len();
+        assert!(streamed[0].is_null() && streamed[1..].iter().all(Value::is_number), "{streamed:?}");
+        assert_eq!(
+            streamed[..prompt],
+            choices[index / 2 * 2]["logprobs"]["token_logprobs"].as_array().expect("told")[..prompt]
+        );
     }
     assert_eq!(events.last().expect("the usage")["usage"], whole["usage"]);
     server.end().await;

@@ -66,6 +66,23 @@ async fn a_template_that_refuses_fails_or_never_ends_is_the_clients_error_in_mes
     server.end().await;
 }
 
+#[tokio::test]
+async fn templates_that_never_end_leave_the_only_worker_free() {
+    let server = start().await;
+    let begin = Instant::now();
+    // Sent before the other question, on a runtime with a single thread.
+    let looping = async { (ask(&server, &[("user", "loop")]).await, begin.elapsed()) };
+    let meanwhile = async {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        (server.get("/health").await.status, begin.elapsed())
+    };
+    let ((refused, looped), (alive, answered)) = tokio::join!(looping, meanwhile);
+    assert_error(&refused, 400, "BadRequestError", Some("messages"));
+    assert_eq!(alive, 200);
+    assert!(answered < looped, "the answer came after {answered:?}, the template's end after {looped:?}");
+    server.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn templates_that_never_end_change_nobodys_tokens() {
     let server = start().await;

@@ -17,12 +17,6 @@ impl<T, const MAX: usize> Default for Bounded<T, MAX> {
     }
 }
 
-impl<T, const MAX: usize> Bounded<T, MAX> {
-    pub(super) fn into_vec(self) -> Vec<T> {
-        self.0
-    }
-}
-
 impl<T, const MAX: usize> IntoIterator for Bounded<T, MAX> {
     type Item = T;
     type IntoIter = std::vec::IntoIter<T>;

@@ -4,13 +4,10 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::{Common, Fields, StopReasonOut, Usage, bounded::Bounded, content, scalar::must_be};
-use crate::{engine::Message, server::error::ApiError};
-
-/// Most messages of a chat: bounds the template's work.
-const MESSAGES_MAX: usize = 4096;
-/// Longest `chat_template_kwargs` in bytes of JSON: switches and dates, never data. As a tree of values it takes many
-/// times as much memory.
-const TEMPLATE_KWARGS_BYTES_MAX: usize = 64 << 10;
+use crate::{
+    engine::{MESSAGES_MAX, Message, TEMPLATE_KWARGS_BYTES_MAX},
+    server::error::ApiError,
+};
 
 /// A chat request.
 pub(crate) struct ChatRequest {
@@ -37,10 +34,6 @@ impl ChatRequest {
         common.options.logprobs = logprobs(&fields)?;
         let messages: Bounded<&RawValue, MESSAGES_MAX> =
             fields.get("messages")?.ok_or_else(|| ApiError::field("messages", "is missing"))?;
-        let messages = messages.into_vec();
-        if messages.is_empty() {
-            return Err(ApiError::field("messages", format!("must have 1 to {MESSAGES_MAX} entries, got 0")));
-        }
         let messages = messages
             .into_iter()
             .enumerate()
@@ -58,6 +51,7 @@ impl ChatRequest {
 
 fn template_kwargs(fields: &Fields<'_>) -> Result<serde_json::Map<String, serde_json::Value>, ApiError> {
     const NAME: &str = "chat_template_kwargs";
+    // The engine's bound, before there is a tree of values, which takes many times as much memory.
     let bytes = fields.raw(NAME).map_or(0, |raw| raw.get().len());
     if bytes > TEMPLATE_KWARGS_BYTES_MAX {
         let message = format!("must have at most {TEMPLATE_KWARGS_BYTES_MAX} bytes, got {bytes}");

@@ -1,5 +1,7 @@
 //! `/v1/completions`.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize, Serializer, de::Error as _, ser::SerializeMap};
 use serde_json::value::RawValue;
 
@@ -8,10 +10,11 @@ use super::{
     bounded::Bounded,
     scalar::{TokenId, must_be, reason},
 };
-use crate::{engine::Prompt, server::error::ApiError};
+use crate::{
+    engine::{PROMPTS_MAX, Prompt},
+    server::error::ApiError,
+};
 
-/// Most prompts of one request: each becomes a request of the scheduler, whose queue holds about as many.
-const PROMPTS_MAX: usize = 1024;
 /// vLLM's and OpenAI's default of this endpoint.
 const MAX_TOKENS_DEFAULT: usize = 16;
 
@@ -36,11 +39,7 @@ impl CompletionRequest {
         }
         let prompt: PromptField =
             fields.get("prompt")?.ok_or_else(|| ApiError::field("prompt", "is missing"))?;
-        let prompts = prompt.0;
-        if prompts.is_empty() {
-            return Err(ApiError::field("prompt", format!("must have 1 to {PROMPTS_MAX} entries, got 0")));
-        }
-        Ok(Self { common, prompts, echo })
+        Ok(Self { common, prompts: prompt.0, echo })
     }
 }
 
@@ -108,8 +107,12 @@ pub(crate) struct CompletionChoice {
     pub(crate) stop_reason: Option<StopReasonOut>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) token_ids: Option<Vec<u32>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "shared_ids")]
+    pub(crate) prompt_token_ids: Option<Arc<[u32]>>,
+}
+
+fn shared_ids<S: Serializer>(ids: &Option<Arc<[u32]>>, serializer: S) -> Result<S::Ok, S::Error> {
+    ids.as_deref().serialize(serializer)
 }
 
 /// Log-probabilities, in four arrays of one length. A prompt's first token has none.

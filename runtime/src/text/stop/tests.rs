@@ -2,11 +2,15 @@ use std::ops::Range;
 
 use proptest::{prelude::*, string::string_regex};
 
-use super::{StopMatcher, StopPush};
+use super::{StopMatcher, StopPush, StopStrings};
+
+fn matcher_of<S: Into<String>>(stops: impl IntoIterator<Item = S>, include_stop: bool) -> StopMatcher {
+    StopMatcher::new(StopStrings::new(stops).unwrap(), include_stop)
+}
 
 /// Emitted text and the stop string, for a text cut into these pieces.
 fn run(stops: &[&str], include: bool, pieces: &[&str]) -> (String, Option<String>) {
-    let mut matcher = StopMatcher::new(stops.iter().copied(), include).unwrap();
+    let mut matcher = matcher_of(stops.iter().copied(), include);
     let mut emitted = String::new();
     for piece in pieces {
         match matcher.push(piece) {
@@ -31,7 +35,7 @@ fn naive(stops: &[&str], include: bool, text: &str) -> (String, Option<String>) 
 
 #[test]
 fn only_what_may_become_a_stop_string_is_held_back() {
-    let mut matcher = StopMatcher::new(["\n\nUser:"], false).unwrap();
+    let mut matcher = matcher_of(["\n\nUser:"], false);
     assert_eq!(matcher.push("Paris.\n"), StopPush::Emit("Paris.".to_owned()));
     assert_eq!(matcher.push("\nUs"), StopPush::Emit(String::new()));
     assert_eq!(matcher.push("ually"), StopPush::Emit("\n\nUsually".to_owned()));
@@ -65,7 +69,7 @@ fn text_that_only_looked_like_a_stop_string_comes_at_the_end() {
 
 #[test]
 fn after_a_match_nothing_more_is_emitted() {
-    let mut matcher = StopMatcher::new(["x"], false).unwrap();
+    let mut matcher = matcher_of(["x"], false);
     assert!(matches!(matcher.push("ax"), StopPush::Stopped { .. }));
     assert_eq!(matcher.push("bx"), StopPush::Emit(String::new()));
     assert_eq!((matcher.pass("c"), matcher.flush()), (String::new(), String::new()));
@@ -73,15 +77,15 @@ fn after_a_match_nothing_more_is_emitted() {
 
 #[test]
 fn in_passed_text_a_match_may_begin_and_not_end() {
-    let mut matcher = StopMatcher::new(["ab"], false).unwrap();
+    let mut matcher = matcher_of(["ab"], false);
     assert_eq!(matcher.pass("xab"), "xab");
     assert_eq!(matcher.push("b"), StopPush::Emit("b".to_owned()), "the passed one is over");
     assert_eq!(matcher.pass("ab a"), "ab ");
     assert_eq!(matcher.push("b"), StopPush::Stopped { text: String::new(), matched: "ab".to_owned() });
-    let mut overlapping = StopMatcher::new(["aa"], true).unwrap();
+    let mut overlapping = matcher_of(["aa"], true);
     assert_eq!(overlapping.pass("aaa"), "aa", "the last one may begin another");
     assert_eq!(overlapping.push("a"), StopPush::Stopped { text: "aa".to_owned(), matched: "aa".to_owned() });
-    let mut ended = StopMatcher::new(["abc"], false).unwrap();
+    let mut ended = matcher_of(["abc"], false);
     assert_eq!((ended.pass("ab"), ended.flush(), ended.pass("c")), (String::new(), "ab".into(), "c".into()));
 }
 
@@ -92,7 +96,18 @@ fn without_stop_strings_text_passes_through() {
 
 #[test]
 fn an_empty_stop_string_is_refused() {
-    assert!(StopMatcher::new(["a", ""], false).is_err());
+    assert!(StopStrings::new(["a", ""]).is_err());
+}
+
+#[test]
+fn matchers_of_the_same_strings_share_them_and_not_their_progress() {
+    let strings = StopStrings::new(["ab"]).unwrap();
+    let [mut one, mut other] = [(); 2].map(|()| StopMatcher::new(strings.clone(), false));
+    assert!(one.shares_tables_with(&other));
+    assert!(!one.shares_tables_with(&matcher_of(["ab"], false)));
+    assert_eq!(one.push("a"), StopPush::Emit(String::new()));
+    assert_eq!(other.push("b"), StopPush::Emit("b".to_owned()));
+    assert_eq!(one.push("b"), StopPush::Stopped { text: String::new(), matched: "ab".to_owned() });
 }
 
 /// Texts over few characters of one to four bytes, two of which share a first byte, so that matches are
@@ -128,7 +143,7 @@ proptest! {
             let complete = stops.iter().filter(|stop| all.as_bytes()[..end].ends_with(stop.as_bytes()));
             complete.max_by_key(|stop| stop.len()).map(|stop| (end - stop.len(), (*stop).to_owned()))
         });
-        let mut matcher = StopMatcher::new(stops.iter().copied(), false).unwrap();
+        let mut matcher = matcher_of(stops.iter().copied(), false);
         let mut emitted: String = passed.iter().map(|piece| matcher.pass(piece)).collect();
         let mut matched = None;
         for piece in &pieces {
@@ -151,7 +166,7 @@ proptest! {
         pieces in texts(0, 0..8),
         stops in texts(1, 1..4),
     ) {
-        let mut matcher = StopMatcher::new(stops.clone(), false).unwrap();
+        let mut matcher = matcher_of(stops.clone(), false);
         for piece in &pieces {
             if matches!(matcher.push(piece), StopPush::Stopped { .. }) {
                 return Ok(());
