@@ -98,7 +98,11 @@ impl Actor for EngineActor {
                 });
             }
             EngineMessage::Lend(reply) => reply.send(engine.clone())?,
-            EngineMessage::Ended(end) => return Err(format!("the engine ended: {end:?}").into()),
+            EngineMessage::Ended(end) => {
+                // One that failed still holds its weights, of which a successor would be the second set.
+                engine.shutdown(Duration::ZERO).await;
+                return Err(format!("the engine ended: {end:?}").into());
+            }
         }
         Ok(())
     }
@@ -234,9 +238,21 @@ pub(crate) async fn run(model: PathBuf) -> anyhow::Result<()> {
     let (first, other) = tokio::try_join!(ask(&desk, 0), ask(&desk, 1))?;
 
     let lent = call(&desk, 0, EngineMessage::Lend).await?;
-    lent.shutdown(GRACE).await;
-    // Both at once: one engine is being started anew, the other answers meanwhile.
-    let (again, meanwhile) = tokio::try_join!(ask(&desk, 0), ask(&desk, 1))?;
+    // What is still being said keeps the engine from ending at once.
+    let open =
+        lent.generate("Once upon a time", GenerateOptions { ignore_eos: true, ..Default::default() })?;
+    let shut_down = async {
+        lent.shutdown(GRACE).await;
+        anyhow::Ok(())
+    };
+    let again = async {
+        let answer = ask(&desk, 0).await?;
+        ensure!(lent.watch().state() == EnsembleState::Stopped, "an engine and its successor ran at once");
+        Ok(answer)
+    };
+    // All at once: one engine ends and is started anew, the other answers meanwhile.
+    let ((), again, meanwhile) = tokio::try_join!(shut_down, again, ask(&desk, 1))?;
+    drop(open);
     ensure!((&again, &meanwhile) == (&first, &other), "the answers changed: {again} / {meanwhile}");
 
     let engines = [call(&desk, 0, EngineMessage::Lend).await?, call(&desk, 1, EngineMessage::Lend).await?];
