@@ -41,7 +41,7 @@ pub(super) fn parse(
         hidden_size,
         num_layers: fields.required_size("num_hidden_layers")?,
         num_heads,
-        num_kv_heads: fields.size("num_key_value_heads")?.unwrap_or(num_heads),
+        num_kv_heads: num_kv_heads(&fields, architecture, num_heads)?,
         head_dim,
         intermediate_size: fields.required_size("intermediate_size")?,
         vocab_size: fields.required_size("vocab_size")?,
@@ -141,6 +141,23 @@ fn refuse_variants(path: &Path, fields: &Fields<'_>) -> Result<(), CheckpointErr
     Ok(())
 }
 
+fn num_kv_heads(
+    fields: &Fields<'_>,
+    architecture: Architecture,
+    num_heads: usize,
+) -> Result<usize, CheckpointError> {
+    const KEY: &str = "num_key_value_heads";
+    Ok(match (fields.size(KEY)?, architecture) {
+        (Some(heads), _) => heads,
+        (None, Architecture::Mistral) if !fields.is_null(KEY) => MISTRAL_KV_HEADS,
+        (None, Architecture::Llama | Architecture::Mistral) => num_heads,
+    })
+}
+
+/// Defaults of `transformers` for Mistral files that leave the keys out.
+const MISTRAL_WINDOW: usize = 4096;
+const MISTRAL_KV_HEADS: usize = 8;
+
 /// Mistral's window over all layers. Other models of the family may carry the key and do not heed it.
 fn sliding_window(
     path: &Path,
@@ -151,7 +168,12 @@ fn sliding_window(
     if architecture != Architecture::Mistral {
         return Ok(None);
     }
-    let Some(window) = fields.size(KEY)? else { return Ok(None) };
+    let window = match fields.size(KEY)? {
+        Some(window) => window,
+        None if fields.is_null(KEY) => return Ok(None),
+        // What `transformers` takes where the file is silent; it writes the key itself.
+        None => MISTRAL_WINDOW,
+    };
     let Some(window) = NonZeroUsize::new(window) else {
         return Err(fields.bad(KEY, "is 0; it must be positive, or null for full attention"));
     };

@@ -298,7 +298,7 @@ fn impossible_scalings_in_metadata_are_refused_by_key() {
 }
 
 #[test]
-fn a_window_is_mistral_s_and_absent_or_null_means_none() {
+fn a_window_is_mistral_s_and_null_means_none_while_absence_means_4096() {
     let config = mistral(json!(7)).unwrap();
     assert_eq!((config.architecture, config.sliding_window.unwrap().get()), (Architecture::Mistral, 7));
     let config = mistral(json!(null)).unwrap();
@@ -308,7 +308,7 @@ fn a_window_is_mistral_s_and_absent_or_null_means_none() {
         config.as_object_mut().unwrap().remove("architectures");
     });
     let absent = absent.unwrap();
-    assert_eq!((absent.architecture, absent.sliding_window), (Architecture::Mistral, None));
+    assert_eq!((absent.architecture, absent.sliding_window.unwrap().get()), (Architecture::Mistral, 4096));
     // transformers' Llama does not heed the key.
     let llama = folder(|config| config["sliding_window"] = json!(7)).unwrap();
     assert_eq!((llama.architecture, llama.sliding_window), (Architecture::Llama, None));
