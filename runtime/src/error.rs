@@ -8,7 +8,7 @@ use consort_parallel::checkpoint::CheckpointError;
 
 use crate::{
     text::{TemplateError, TextError},
-    topology::TopologyError,
+    topology::{TopologyError, shown_path},
 };
 
 /// Why an engine did not start.
@@ -18,7 +18,7 @@ pub enum EngineError {
     #[error(transparent)]
     Topology(#[from] TopologyError),
     /// The checkpoint could not be opened.
-    #[error("cannot open the model at {}", path.display())]
+    #[error("cannot open the model at {}", shown_path(.path))]
     Checkpoint {
         /// Where it was looked for.
         path: PathBuf,

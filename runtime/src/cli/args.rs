@@ -23,7 +23,8 @@ Configuration:
   set by CONSORT_CPU_ISA too. --print-config shows the outcome, and where each value is from, without serving.
 
 Exit codes:
-  0  asked to stop, and all open requests finished; or --print-config with a configuration that can be served
+  0  asked to stop, and all open requests finished; or --print-config with a configuration that fits the model
+     (weights are not read, and the address is not taken)
   1  an invalid configuration (all problems are listed), an unusable model, an address that cannot be listened on, an
      engine lost for good, or open requests cut off by a second signal
   2  called wrongly: unknown flags, missing arguments";
@@ -78,13 +79,13 @@ pub(super) struct RunArgs {
     #[arg(long)]
     pub(super) raw: bool,
     /// Most tokens to generate.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     pub(super) max_tokens: Option<usize>,
     /// 0 is greedy; at most 2. The model's own default where absent.
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub(super) temperature: Option<f32>,
     /// Divides the logits of tokens seen before (multiplies negative ones); 1 is neutral.
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub(super) repetition_penalty: Option<f32>,
     /// Taken off a token's logit for each time it was generated; -2 to 2.
     #[arg(long, value_name = "F", allow_negative_numbers = true)]
@@ -93,10 +94,10 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(super) presence_penalty: Option<f32>,
     /// Tokens to generate before the answer may end.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = whole)]
     pub(super) min_tokens: usize,
     /// Fixes every draw.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(super) seed: Option<i64>,
     #[command(flatten)]
     pub(super) model: ModelArgs,
@@ -139,6 +140,16 @@ impl WeightType {
     }
 }
 
+/// A number of things, which no number below 0 is.
+fn whole(text: &str) -> Result<usize, String> {
+    let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+    text.parse().map_err(|_| match digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.is_empty() {
+        true if text.starts_with('-') => format!("must be at least 0, got {text}"),
+        true => "too large".to_owned(),
+        false => "not a whole number".to_owned(),
+    })
+}
+
 /// Bytes of a size as people write it.
 fn shard_bytes(text: &str) -> Result<u64, String> {
     match units::bytes_of_text(text.trim()) {
@@ -178,40 +189,40 @@ pub(super) struct ModelArgs {
     #[arg(long)]
     dtype: Option<String>,
     /// Most tokens of one sequence, prompt and answer together.
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole)]
     max_model_len: Option<usize>,
     /// Ranks to split the model over; any number.
-    #[arg(long, visible_alias = "tp", value_name = "N")]
+    #[arg(long, visible_alias = "tp", value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     tensor_parallel_size: Option<usize>,
     /// Device of each rank, as in cpu,cpu.
     #[arg(long, value_name = "LIST")]
     devices: Option<String>,
     /// Relative share of each rank, as in 2,1,1.
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, value_name = "LIST", allow_negative_numbers = true)]
     weights: Option<String>,
     /// Compute threads of each rank.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     threads_per_rank: Option<usize>,
     /// Instruction set: portable, avx2, avx512, amx, or auto for the machine's best. All compute the same bits.
     #[arg(long, value_name = "ISA")]
     cpu_isa: Option<String>,
     /// Tokens of one KV block.
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole)]
     block_size: Option<usize>,
     /// Memory for keys and values over all ranks: bytes, or an amount such as 512MiB.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     kv_cache_memory_bytes: Option<String>,
     /// Part of a GPU's memory that may be used; no effect on CPUs.
-    #[arg(long, value_name = "PART")]
+    #[arg(long, value_name = "PART", allow_negative_numbers = true)]
     gpu_memory_utilization: Option<f64>,
     /// Most sequences that run at a time.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_num_seqs: Option<usize>,
     /// Most tokens of one step.
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole)]
     max_num_batched_tokens: Option<usize>,
     /// Most requests that wait for their turn.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_waiting_requests: Option<usize>,
 }
 
@@ -222,13 +233,13 @@ pub(super) struct ServerArgs {
     #[arg(long)]
     host: Option<String>,
     /// Port to listen on; 0 takes a free one.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     port: Option<u16>,
     /// Environment variable that holds the key which /v1/* asks for.
     #[arg(long, value_name = "NAME")]
     api_key_env: Option<String>,
     /// Largest request body: bytes, or an amount such as 16MiB.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     max_body_bytes: Option<String>,
 }
 

@@ -13,6 +13,7 @@ use super::{args::ServeArgs, progress::LoadBars, report};
 use crate::{
     engine::{Engine, EngineBuilder},
     server::{Server, ServerSettings},
+    topology::shown_whole,
 };
 
 pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
@@ -81,7 +82,7 @@ impl Running {
         for rank in &self.engine.status().ensemble.ranks {
             writeln!(out, "{}", report::rank_line(rank))?;
         }
-        writeln!(out, "{} is ready at http://{}", self.engine.model_name(), self.address)?;
+        writeln!(out, "{} is ready at http://{}", shown_whole(self.engine.model_name()), self.address)?;
         out.flush()
     }
 

@@ -15,8 +15,9 @@ use super::{
 };
 use crate::{
     engine::{Compute, Engine, Usage},
-    server::ServerSettings,
+    server::{ServerError, ServerSettings},
     testing::{self, Faults, Rebuild},
+    topology::Environment,
 };
 
 #[test]
@@ -38,6 +39,42 @@ fn wrong_usage_ends_with_code_two() {
     {
         assert_eq!(Cli::try_parse_from(&arguments).expect_err("wrong usage").exit_code(), 2, "{arguments:?}");
     }
+}
+
+#[test]
+fn negative_numbers_are_values_and_no_flags() {
+    let parse = |flag: &str| Cli::try_parse_from(["consort", "run", "model", "hello", flag, "-1"]);
+    for taken in ["--seed", "--temperature", "--repetition-penalty", "--frequency-penalty"] {
+        assert!(parse(taken).is_ok(), "{taken}: the request's rules tell what is wrong, if anything");
+    }
+    for refused in ["--min-tokens", "--max-tokens", "--tp", "--max-num-seqs"] {
+        let text = parse(refused).expect_err("no negative number").to_string();
+        assert!(text.contains("must be at least 0, got -1"), "{text}");
+    }
+}
+
+#[test]
+fn a_model_without_its_tokenizer_has_no_effective_configuration() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    testing::write_checkpoint(folder.path());
+    let config = || {
+        let builder = Engine::builder().model(folder.path()).environment(Environment::empty());
+        builder.effective_config().map_err(|error| error.to_string())
+    };
+    assert!(config().is_ok());
+    std::fs::remove_file(folder.path().join("tokenizer.json")).expect("it is there");
+    assert_eq!(config(), Err("cannot use the model's tokenizer".to_owned()));
+}
+
+#[test]
+fn only_ports_below_1024_are_called_reserved() {
+    let refused = |listen: &str| {
+        let source = io::Error::from(io::ErrorKind::PermissionDenied);
+        ServerError::Bind { listen: listen.to_owned(), source }.to_string()
+    };
+    assert!(refused("0.0.0.0:80").contains("ports below 1024 are reserved"));
+    let high = refused("[::1]:8000");
+    assert!(high.contains("does not let this user listen there") && !high.contains("1024"), "{high}");
 }
 
 #[test]

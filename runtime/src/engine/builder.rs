@@ -12,7 +12,7 @@ use crate::{
     metrics::EngineMetrics,
     server::ServerSettings,
     text::{ChatTemplate, Tokenizer},
-    topology::{Environment, Overrides, Topology, TopologyError},
+    topology::{self, Broken, Environment, Overrides, Topology, TopologyError},
 };
 
 /// What is told while ranks load.
@@ -121,6 +121,7 @@ impl EngineBuilder {
         self
     }
 
+    /// The topology, or all that is wrong: what breaks its own rules, and what the model cannot do besides.
     fn topology(&self, overrides: &Overrides) -> Result<Topology, TopologyError> {
         let of_process;
         let environment = match &self.environment {
@@ -130,20 +131,28 @@ impl EngineBuilder {
                 &of_process
             }
         };
-        match &self.source {
-            Some(Source::Topology(path)) => Topology::load_with(path, overrides, environment),
-            Some(Source::Model(path)) => Topology::from_model_with(path, overrides, environment),
-            None => Err(TopologyError::NoModel),
-        }
+        let outcome = match &self.source {
+            Some(Source::Topology(path)) => Topology::load_or_rest(path, overrides, environment),
+            Some(Source::Model(path)) => Topology::from_model_or_rest(path, overrides, environment),
+            None => return Err(TopologyError::NoModel),
+        };
+        outcome.map_err(|Broken { error, rest }| {
+            // A model that cannot be opened is told of once the configuration is right.
+            let Some(rest) = rest else { return error };
+            let Ok(checkpoint) = open(&rest.topology) else { return error };
+            let violations = error.violations().iter().cloned().chain(Plan::violations(&rest, &checkpoint));
+            topology::invalid(violations.collect())
+        })
     }
 
     /// What [`EngineBuilder::start`] and a server would run, as a topology file: every value, those that the engine
-    /// computes included, each with its origin in a comment. Reads the model's headers and no weights; blocking. An
-    /// API key is named by its variable, never shown.
+    /// computes included, each with its origin in a comment. Reads the model's headers, tokenizer and chat template,
+    /// and no weights; blocking. An API key is named by its variable, never shown.
     pub fn effective_config(&self) -> Result<String, EngineError> {
         let topology = self.topology(&self.overrides)?;
         let checkpoint = open(&topology)?;
         let plan = Plan::new(&topology, &checkpoint)?;
+        texts(&checkpoint)?;
         Ok(topology.to_annotated_toml(&plan.computed()))
     }
 
@@ -208,6 +217,13 @@ fn open(topology: &Topology) -> Result<Arc<Checkpoint>, EngineError> {
     Checkpoint::open(path).map_err(|source| EngineError::Checkpoint { path: path.to_path_buf(), source })
 }
 
+/// What turns text into tokens and chats into text.
+fn texts(checkpoint: &Checkpoint) -> Result<(Arc<Tokenizer>, Option<ChatTemplate>), EngineError> {
+    let tokenizer = Arc::new(Tokenizer::from_checkpoint(checkpoint)?);
+    let template = optional(ChatTemplate::from_checkpoint(checkpoint, &tokenizer))?;
+    Ok((tokenizer, template))
+}
+
 impl Prepared {
     /// Opens and checks; blocking. Weights are not read.
     fn new(topology: &Topology) -> Result<Self, EngineError> {
@@ -235,8 +251,7 @@ impl Prepared {
             "loading the model"
         );
         let spec = ensemble_spec(topology, &checkpoint, plan);
-        let tokenizer = Arc::new(Tokenizer::from_checkpoint(&checkpoint)?);
-        let template = optional(ChatTemplate::from_checkpoint(&checkpoint, &tokenizer))?;
+        let (tokenizer, template) = texts(&checkpoint)?;
         let model_name = topology.served_model_name().to_owned();
         let metrics = EngineMetrics::new(&model_name, spec.cache.block_size, spec.cache.num_blocks)?;
         Ok(Self { spec, tokenizer, template, limits, model_name, checkpoint, metrics, compute })

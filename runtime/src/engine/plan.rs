@@ -1,10 +1,11 @@
 //! What a topology comes to with one checkpoint, before any weight is read.
 
-use std::thread;
+use std::{collections::BTreeSet, thread};
 
-use consort_kernels::{DType, device::Isa};
+use consort_kernels::{DType, KernelError, device::Isa};
 use consort_parallel::{
     checkpoint::{Checkpoint, Encoding},
+    config::ModelConfig,
     model,
     partition::{Partition, PartitionError},
 };
@@ -12,11 +13,15 @@ use consort_parallel::{
 use super::sizing::{self, KvDemand};
 use crate::{
     error::EngineError,
-    topology::{self, Computed, Topology, Violation},
+    topology::{self, Computed, Rest, Topology, Violation},
 };
 
 const MAX_MODEL_LEN: &str = "model.max_model_len";
 const RANKS: [&str; 2] = ["parallel.tensor_parallel_size", "node.devices"];
+/// The keys that decide how the model is divided.
+const RANKS_AND_WEIGHTS: [&str; 3] = ["parallel.tensor_parallel_size", "parallel.weights", "node"];
+/// The keys that decide whether a sequence fits into the cache, whatever the number of ranks.
+const CACHE_SIZES: [&str; 3] = ["model.dtype", MAX_MODEL_LEN, "cache"];
 const KV_BYTES: &str = "cache.kv_cache_memory_bytes";
 
 /// Every number that the model and the machine decide together.
@@ -35,41 +40,13 @@ pub(super) struct Plan {
 impl Plan {
     /// Decides, or tells everything that the model cannot do as asked.
     pub(super) fn new(topology: &Topology, checkpoint: &Checkpoint) -> Result<Plan, EngineError> {
-        let mut violations = Vec::new();
-        let config = checkpoint.config();
-        let max_model_len = max_model_len(topology, config.max_position_embeddings, &mut violations);
-        let Some(partition) = partition(topology, checkpoint, &mut violations) else {
-            return Err(topology::invalid(violations).into());
-        };
-        let dtype = dtype(topology.dtype(), checkpoint);
-        let block_size = topology.block_size();
-        let mut block_bytes = 0;
-        for share in partition.shares() {
-            block_bytes += model::kv_layout(config, share, dtype, block_size)?.block_bytes();
-        }
-        let demand = KvDemand {
-            given_bytes: topology.kv_cache_memory_bytes(),
-            block_bytes,
-            block_size,
-            max_model_len,
-            max_num_seqs: topology.max_num_seqs(),
-        };
-        let num_blocks = num_blocks(topology, &demand, &mut violations);
-        if !violations.is_empty() {
-            return Err(topology::invalid(violations).into());
-        }
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let ranks = topology.tensor_parallel_size();
-        Ok(Plan {
-            partition,
-            dtype,
-            max_model_len,
-            num_blocks,
-            block_bytes,
-            cores,
-            threads_per_rank: sizing::threads_per_rank(topology.threads_per_rank(), cores, ranks),
-            isa: topology.cpu_isa().unwrap_or_else(Isa::detect),
-        })
+        Draft::new(topology, checkpoint, &BTreeSet::new()).into_plan(topology)
+    }
+
+    /// What the model cannot do of a topology that breaks rules of its own, as far as that can be told without the keys
+    /// that are in doubt.
+    pub(super) fn violations(rest: &Rest, checkpoint: &Checkpoint) -> Vec<Violation> {
+        Draft::new(&rest.topology, checkpoint, &rest.doubtful).violations
     }
 
     /// For those who print it.
@@ -87,6 +64,80 @@ impl Plan {
             kv_cache_memory_bytes: (self.num_blocks as u64).saturating_mul(self.block_bytes),
         }
     }
+}
+
+/// A plan before it is known whether all of it can be.
+struct Draft {
+    violations: Vec<Violation>,
+    partition: Option<Partition>,
+    dtype: DType,
+    max_model_len: usize,
+    num_blocks: usize,
+    block_bytes: Result<u64, KernelError>,
+}
+
+impl Draft {
+    fn new(topology: &Topology, checkpoint: &Checkpoint, doubtful: &BTreeSet<String>) -> Draft {
+        let mut violations = Vec::new();
+        let is_in_doubt =
+            |keys: &[&str]| doubtful.iter().any(|doubtful| keys.iter().any(|key| doubtful.starts_with(key)));
+        let config = checkpoint.config();
+        let max_model_len = max_model_len(topology, config.max_position_embeddings, &mut violations);
+        let partition = match is_in_doubt(&RANKS_AND_WEIGHTS) {
+            true => None,
+            false => partition(topology, checkpoint, &mut violations),
+        };
+        let dtype = dtype(topology.dtype(), checkpoint);
+        let block_size = topology.block_size();
+        let block_bytes = match &partition {
+            Some(partition) => block_bytes(partition, config, dtype, block_size),
+            // Without any number of ranks: more of them need no less memory than one.
+            None => Partition::new(config, 1, None)
+                .map_or(Ok(0), |whole| block_bytes(&whole, config, dtype, block_size)),
+        };
+        let demand = KvDemand {
+            given_bytes: topology.kv_cache_memory_bytes(),
+            block_bytes: *block_bytes.as_ref().unwrap_or(&0),
+            block_size,
+            max_model_len,
+            max_num_seqs: topology.max_num_seqs(),
+        };
+        let num_blocks = match is_in_doubt(&CACHE_SIZES) {
+            true => 0,
+            false => num_blocks(topology, &demand, &mut violations),
+        };
+        Draft { violations, partition, dtype, max_model_len, num_blocks, block_bytes }
+    }
+
+    fn into_plan(self, topology: &Topology) -> Result<Plan, EngineError> {
+        let Draft { violations, dtype, max_model_len, num_blocks, .. } = self;
+        let (Some(partition), true) = (self.partition, violations.is_empty()) else {
+            return Err(topology::invalid(violations).into());
+        };
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let ranks = topology.tensor_parallel_size();
+        Ok(Plan {
+            partition,
+            dtype,
+            max_model_len,
+            num_blocks,
+            block_bytes: self.block_bytes?,
+            cores,
+            threads_per_rank: sizing::threads_per_rank(topology.threads_per_rank(), cores, ranks),
+            isa: topology.cpu_isa().unwrap_or_else(Isa::detect),
+        })
+    }
+}
+
+/// Bytes of one block over all ranks.
+fn block_bytes(
+    partition: &Partition,
+    config: &ModelConfig,
+    dtype: DType,
+    block_size: usize,
+) -> Result<u64, KernelError> {
+    let of_share = |share| Ok(model::kv_layout(config, share, dtype, block_size)?.block_bytes());
+    partition.shares().iter().map(of_share).sum()
 }
 
 /// The longest sequence: what was asked for, or what the model was trained for.
@@ -141,10 +192,10 @@ fn num_blocks(topology: &Topology, demand: &KvDemand, violations: &mut Vec<Viola
         "{} bytes hold {} KV blocks, but one sequence of max_model_len = {} tokens needs {} ({} bytes)",
         small.given_bytes, small.given_blocks, demand.max_model_len, small.needed_blocks, small.needed_bytes
     );
-    let remedy = format!(
-        "give {} or more, or lower max_model_len ({} tokens would fit)",
-        small.needed_bytes, small.fitting_len
-    );
+    let mut remedy = format!("give {} or more", small.needed_bytes);
+    if small.fitting_len > 0 {
+        remedy.push_str(&format!(", or lower max_model_len ({} tokens would fit)", small.fitting_len));
+    }
     let other = Some((MAX_MODEL_LEN, "sequences of this length are asked for here"));
     violations.push(topology.violation(&[KV_BYTES], problem, remedy, other));
     0

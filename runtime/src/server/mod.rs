@@ -111,7 +111,7 @@ impl std::fmt::Debug for ServerSettings {
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The address could not be taken.
-    #[error("cannot listen on {listen}: {}", bind_remedy(.source))]
+    #[error("cannot listen on {listen}: {}", bind_remedy(.listen, .source))]
     Bind {
         /// What was asked for.
         listen: String,
@@ -127,10 +127,15 @@ pub enum ServerError {
     },
 }
 
-fn bind_remedy(source: &io::Error) -> &'static str {
+fn bind_remedy(listen: &str, source: &io::Error) -> &'static str {
+    let port = listen.rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
     match source.kind() {
         io::ErrorKind::AddrInUse => {
             "another program does; stop it, or choose another port (--port, server.listen)"
+        }
+        io::ErrorKind::PermissionDenied if port.is_some_and(|port| port >= 1024) => {
+            "this system does not let this user listen there; choose another address or port (--host, --port, \
+             server.listen)"
         }
         io::ErrorKind::PermissionDenied => {
             "ports below 1024 are reserved; choose a higher one (--port, server.listen)"

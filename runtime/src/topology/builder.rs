@@ -13,6 +13,7 @@ use super::{
 /// Builds a [`Topology`]. Setters take anything; [`build`](Self::build) reports every broken rule at once.
 #[derive(Debug)]
 pub struct TopologyBuilder {
+    model: PathBuf,
     raw: RawTopology,
 }
 
@@ -32,9 +33,7 @@ fn bytes(setter: &str, value: u64) -> Leaf<RawBytes> {
 
 impl TopologyBuilder {
     pub(super) fn new(model: PathBuf) -> TopologyBuilder {
-        let mut raw = RawTopology::default();
-        raw.model.path = by("new", model.to_string_lossy().into_owned());
-        TopologyBuilder { raw }
+        TopologyBuilder { model, raw: RawTopology::default() }
     }
 
     /// Number format to compute in.
@@ -158,7 +157,9 @@ impl TopologyBuilder {
     }
 
     /// [`build`](Self::build) with an environment of the caller's.
-    pub fn build_with(self, environment: &Environment) -> Result<Topology, TopologyError> {
-        validate::validate(self.raw, Path::new(""), environment, Violations::default())
+    pub fn build_with(mut self, environment: &Environment) -> Result<Topology, TopologyError> {
+        let mut violations = Violations::default();
+        validate::model::named(&self.model, "TopologyBuilder::new", &mut self.raw, &mut violations);
+        Ok(validate::validate(self.raw, Path::new(""), environment, violations)?)
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt, io, path::PathBuf};
 
 use super::{
-    excerpt::{Place, Source},
+    excerpt::{Place, Source, shown_path},
     raw::Origin,
 };
 
@@ -16,7 +16,7 @@ const LISTED_MAX: usize = 50;
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     /// The file could not be read.
-    #[error("cannot read the topology {}: {}", .path.display(), read_remedy(.source))]
+    #[error("cannot read the topology {}: {}", shown_path(.path), read_remedy(.source))]
     Read {
         /// Which.
         path: PathBuf,
@@ -25,7 +25,7 @@ pub enum TopologyError {
         source: io::Error,
     },
     /// The file is no topology.
-    #[error("{} is larger than {limit_bytes} bytes: is it a topology (TOML)?", .path.display())]
+    #[error("{} is larger than {limit_bytes} bytes: is it a topology (TOML)?", shown_path(.path))]
     TooLarge {
         /// Which.
         path: PathBuf,
@@ -33,7 +33,7 @@ pub enum TopologyError {
         limit_bytes: u64,
     },
     /// The file is no text.
-    #[error("{}:{line}:{column}: this is not text (UTF-8); {remedy}", .path.display())]
+    #[error("{}:{line}:{column}: this is not text (UTF-8); {remedy}", shown_path(.path))]
     NotText {
         /// Which.
         path: PathBuf,
@@ -160,6 +160,8 @@ pub(super) struct Violations {
     list: Vec<Violation>,
     /// Keys that were probably meant by something told already: that they are missing is no news.
     meant: BTreeSet<String>,
+    /// Whether the file is no TOML, so that nobody knows what it says.
+    is_unread: bool,
 }
 
 impl Violations {
@@ -174,8 +176,12 @@ impl Violations {
         problem: impl Into<String>,
         remedy: impl Into<String>,
     ) {
+        // Before the place is looked up, which takes time: a file can have a million mistakes.
+        if self.is_full() {
+            return;
+        }
         let violation = Violation::new(key.as_ref(), self.place(origin), problem.into(), remedy.into());
-        self.push(violation);
+        self.list.push(violation);
     }
 
     /// A violation by two values that cannot both be: `note` says what the other is.
@@ -186,25 +192,50 @@ impl Violations {
         remedy: String,
         (other, note): (&Origin, String),
     ) {
+        if self.is_full() {
+            return;
+        }
         let violation = Violation::new(key, self.place(origin), problem, remedy);
         let other = (self.place(other), note);
-        self.push(violation.against(Some(other)));
+        self.list.push(violation.against(Some(other)));
     }
 
     /// A violation of a value that is nowhere.
     pub(super) fn add_missing(&mut self, key: &str, problem: &str, remedy: &str) {
+        if self.is_full() || self.is_unread {
+            return;
+        }
         // A value of the wrong type was left out, and a misspelt key is told already.
         let is_told = self.list.iter().map(|violation| &violation.key).chain(&self.meant);
         if is_told.into_iter().any(|told| key.strip_prefix(told.as_str()).is_some_and(is_inside)) {
             return;
         }
         let file = self.source.as_ref().map_or("configuration", Source::name).to_owned();
-        self.push(Violation::new(key, Place::outside(file), problem.to_owned(), remedy.to_owned()));
+        self.list.push(Violation::new(key, Place::outside(file), problem.to_owned(), remedy.to_owned()));
     }
 
     /// Notes that something told stands for this key or table.
     pub(super) fn was_meant(&mut self, key: String) {
         self.meant.insert(key);
+    }
+
+    /// Notes that what the file says is not known: what stands outside of it can be checked nevertheless.
+    pub(super) fn set_unread(&mut self) {
+        self.is_unread = true;
+    }
+
+    pub(super) fn is_unread(&self) -> bool {
+        self.is_unread
+    }
+
+    /// Keys whose values are not known, or not what was meant.
+    pub(super) fn doubtful(&self) -> BTreeSet<String> {
+        self.list.iter().map(|violation| &violation.key).chain(&self.meant).cloned().collect()
+    }
+
+    /// Whether the file has this text anywhere.
+    pub(super) fn mentions(&self, text: &str) -> bool {
+        self.source.as_ref().is_some_and(|source| source.text().contains(text))
     }
 
     /// A part of the file.
@@ -232,12 +263,6 @@ impl Violations {
             (Origin::File(_), None) => Place::outside("configuration".to_owned()),
             (Origin::Variable(name), _) => Place::outside(format!("environment variable {name}")),
             (Origin::Given(name), _) => Place::outside(name.clone()),
-        }
-    }
-
-    fn push(&mut self, violation: Violation) {
-        if !self.is_full() {
-            self.list.push(violation);
         }
     }
 }

@@ -31,6 +31,7 @@ mod overrides;
 mod parse;
 mod raw;
 mod schema;
+mod secrets;
 mod suggest;
 #[cfg(test)]
 mod tests;
@@ -46,18 +47,17 @@ use std::{
 
 use consort_kernels::device::Isa;
 
-pub(crate) use self::write::Computed;
 pub use self::{
     builder::TopologyBuilder,
     env::Environment,
     error::{TopologyError, Violation},
     overrides::Overrides,
 };
-use self::{
-    error::Violations,
-    excerpt::Place,
-    origins::Origins,
-    raw::{Origin, RawTopology, Sourced},
+use self::{error::Violations, excerpt::Place, origins::Origins, raw::RawTopology};
+pub(crate) use self::{
+    excerpt::{shown_path, shown_whole},
+    validate::{Broken, Rest},
+    write::Computed,
 };
 
 /// Number format of weights and matrix inputs.
@@ -182,6 +182,15 @@ impl Topology {
         overrides: &Overrides,
         environment: &Environment,
     ) -> Result<Topology, TopologyError> {
+        Ok(Topology::load_or_rest(path, overrides, environment)?)
+    }
+
+    /// [`load_with`](Self::load_with), with what is left where rules are broken.
+    pub(crate) fn load_or_rest(
+        path: &Path,
+        overrides: &Overrides,
+        environment: &Environment,
+    ) -> Result<Topology, Broken> {
         let text = parse::read(path)?;
         let folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
         Topology::from_text(&text, &path.display().to_string(), folder, overrides, environment)
@@ -199,7 +208,7 @@ impl Topology {
         overrides: &Overrides,
         environment: &Environment,
     ) -> Result<Topology, TopologyError> {
-        Topology::from_text(text, "topology", PathBuf::new(), overrides, environment)
+        Ok(Topology::from_text(text, "topology", PathBuf::new(), overrides, environment)?)
     }
 
     /// A model and defaults for everything else, under the process's environment and these overrides.
@@ -213,15 +222,23 @@ impl Topology {
         overrides: &Overrides,
         environment: &Environment,
     ) -> Result<Topology, TopologyError> {
+        Ok(Topology::from_model_or_rest(model, overrides, environment)?)
+    }
+
+    /// [`from_model_with`](Self::from_model_with), with what is left where rules are broken.
+    pub(crate) fn from_model_or_rest(
+        model: &Path,
+        overrides: &Overrides,
+        environment: &Environment,
+    ) -> Result<Topology, Broken> {
         let mut raw = RawTopology::default();
         let mut violations = Violations::default();
         overrides::apply(&mut raw, overrides, environment, &mut violations);
         // The model was named in so many words, so an environment variable does not replace it;
         // `overrides.model` does.
         if overrides.model.is_none() {
-            let name = model.to_string_lossy().into_owned();
-            raw.model.path =
-                Some(Sourced { value: name, origin: Origin::Given("the model argument".to_owned()) });
+            raw.model.path = None;
+            validate::model::named(model, "the model argument", &mut raw, &mut violations);
         }
         validate::validate(raw, Path::new(""), environment, violations)
     }
@@ -237,9 +254,10 @@ impl Topology {
         folder: PathBuf,
         overrides: &Overrides,
         environment: &Environment,
-    ) -> Result<Topology, TopologyError> {
+    ) -> Result<Topology, Broken> {
         let mut violations = Violations::of_file(name, text);
-        let Some(mut raw) = parse::parse(text, &mut violations) else { return Err(violations.into_error()) };
+        // Of a file that is no TOML, flags and variables can be checked nevertheless.
+        let mut raw = parse::parse(text, &mut violations).unwrap_or_default();
         overrides::apply(&mut raw, overrides, environment, &mut violations);
         validate::validate(raw, &folder, environment, violations)
     }

@@ -1,8 +1,12 @@
 //! What stands above the file: environment variables, and above them the command line.
 
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Mutex, PoisonError},
+};
 
 use config::{Config, Map, Value, ValueKind};
+use consort_kernels::device::Isa;
 
 use super::{
     env::Environment,
@@ -15,6 +19,7 @@ use super::{
 
 const PREFIX: &str = "CONSORT";
 const SEPARATOR: &str = "__";
+const SERVER: &str = "server";
 
 /// Values of the command line. Each one given wins over environment and file.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,7 +32,8 @@ pub struct Overrides {
     pub dtype: Option<String>,
     /// Replaces `model.max_model_len`.
     pub max_model_len: Option<usize>,
-    /// Replaces `parallel.tensor_parallel_size`.
+    /// Replaces `parallel.tensor_parallel_size`, and all `[[node]]` of lower layers that list another number of
+    /// devices.
     pub tensor_parallel_size: Option<usize>,
     /// Replaces `parallel.weights`: numbers with commas between.
     pub weights: Option<String>,
@@ -35,7 +41,8 @@ pub struct Overrides {
     pub threads_per_rank: Option<usize>,
     /// Replaces `parallel.cpu_isa`.
     pub cpu_isa: Option<String>,
-    /// Replaces all `[[node]]` by one with these `devices`, with commas between.
+    /// Replaces all `[[node]]` by one with these `devices`, with commas between, and the number of ranks of lower
+    /// layers.
     pub devices: Option<String>,
     /// Replaces `cache.block_size`.
     pub block_size: Option<usize>,
@@ -106,23 +113,32 @@ pub(super) fn apply(
         .filter_map(|(flag, value)| Some((KEYS.iter().find(|key| key.flag == Some(flag))?, value)))
         .collect();
     let mut variables = HashMap::new();
+    let key_variable = key_variable(raw, overrides, environment);
     for (name, value) in settings(environment) {
+        if overrides.without_server && is_of_server(name) {
+            continue;
+        }
         match KEYS.iter().find(|key| key.in_environment && key.variable() == name) {
             Some(_) => drop(variables.insert(name.to_owned(), value.to_owned())),
-            None => unknown_variable(name, value, raw, violations),
+            None if key_variable.as_deref() == Some(name) => {}
+            None => unknown_variable(name, value, overrides.without_server, violations),
         }
     }
-    let short_isa = cpu_isa(environment, &mut variables, violations);
+    let is_flag = |name: &str| flags.iter().any(|(key, _)| key.name == name);
+    not_unicode(environment, overrides, is_flag, violations);
+    // Where a flag decides, it does not matter what two variables say of it.
+    let short_isa = !is_flag("parallel.cpu_isa") && cpu_isa(environment, &mut variables, violations);
     let merged = match layered(&flags, variables) {
         Ok(merged) => merged,
         Err(error) => {
-            violations.add_missing("environment", &error.to_string(), "correct the CONSORT_* variables");
+            let origin = Origin::Given("environment".to_owned());
+            violations.add("environment", &origin, error.to_string(), "correct the CONSORT_* variables");
             return;
         }
     };
     for (name, text) in merged {
         let Some(key) = KEYS.iter().find(|key| key.name == name) else { continue };
-        if overrides.without_server && key.parts().0 == "server" {
+        if overrides.without_server && key.parts().0 == SERVER {
             continue;
         }
         let origin = match flags.iter().find(|(given, _)| given.name == name) {
@@ -164,7 +180,7 @@ fn cpu_isa(
             true
         }
         Some(other) => {
-            if other != short {
+            if meaning(other) != meaning(short) {
                 let (origin, other_origin) =
                     (Origin::Variable(CPU_ISA_VARIABLE.to_owned()), Origin::Variable(long));
                 violations.add_clash(
@@ -183,24 +199,77 @@ fn cpu_isa(
     }
 }
 
-/// Tells of a variable that looks like a setting and is none. Others are left alone: the variable of an API key, say,
-/// or what a container platform sets for a service of our name (`CONSORT_PORT=tcp://10.0.0.1:8000`).
-fn unknown_variable(name: &str, value: &str, raw: &RawTopology, violations: &mut Violations) {
-    let is_key_variable = raw.server.api_key_env.as_ref().is_some_and(|given| given.value == name);
-    let is_service_link = ["tcp://", "udp://"].iter().any(|scheme| value.starts_with(scheme))
-        || name.contains("_SERVICE_HOST")
-        || name.contains("_SERVICE_PORT");
-    if name == CPU_ISA_VARIABLE || is_key_variable || is_service_link {
+/// What an instruction set's name stands for, however it is spelt.
+fn meaning(isa: &str) -> Result<Isa, String> {
+    let name = isa.trim();
+    name.parse::<Isa>().map_err(|_| name.to_lowercase())
+}
+
+/// The name of the variable that holds the API key, from the highest layer that says so.
+fn key_variable(raw: &RawTopology, overrides: &Overrides, environment: &Environment) -> Option<String> {
+    let variable = format!("{PREFIX}_SERVER{SEPARATOR}API_KEY_ENV");
+    let of_environment = environment.get(&variable).filter(|name| !name.is_empty()).map(str::to_owned);
+    let of_file = || raw.server.api_key_env.as_ref().map(|given| given.value.clone());
+    overrides.api_key_env.clone().or(of_environment).or_else(of_file)
+}
+
+fn is_of_server(variable: &str) -> bool {
+    variable.strip_prefix("CONSORT_SERVER_").is_some()
+}
+
+/// Tells of settings whose values are no text. Others of that kind are none of ours.
+fn not_unicode(
+    environment: &Environment,
+    overrides: &Overrides,
+    is_flag: impl Fn(&str) -> bool,
+    violations: &mut Violations,
+) {
+    for name in environment.not_unicode() {
+        let is_short = |key: &Key| name == CPU_ISA_VARIABLE && key.name == "parallel.cpu_isa";
+        let key = KEYS.iter().find(|key| key.in_environment && (key.variable() == name || is_short(key)));
+        let Some(key) = key else { continue };
+        if is_flag(key.name) || overrides.without_server && key.parts().0 == SERVER {
+            continue;
+        }
+        let origin = Origin::Variable(name.to_owned());
+        violations.add(key.name, &origin, "its value is not Unicode", "set it to text in UTF-8, or unset it");
+    }
+}
+
+/// What a variable of our prefix that is no setting probably is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unknown {
+    /// Something else: the variable of an API key, say, or what a container platform sets for a service of our name
+    /// (`CONSORT_PORT=tcp://10.0.0.1:8000`).
+    Foreign,
+    /// Perhaps a setting, misspelt: whoever looks for the reason why it has no effect should find it.
+    Doubtful(String),
+    /// A setting that does not exist; what was meant, if that is known.
+    Setting(Option<String>),
+}
+
+/// Tells of a variable that looks like a setting and is none.
+fn unknown_variable(name: &str, value: &str, without_server: bool, violations: &mut Violations) {
+    // The topology that could not be read may have named it.
+    if violations.is_unread() && violations.mentions(name) {
         return;
     }
-    let meant = meant_variable(name);
-    let remedy = match &meant {
-        Some(meant) => format!("did you mean {meant}?"),
-        None if name.contains(SEPARATOR) => {
+    let remedy = match judge(name, value) {
+        Unknown::Foreign => return,
+        Unknown::Doubtful(meant) | Unknown::Setting(Some(meant))
+            if without_server && is_of_server(&meant) =>
+        {
+            return;
+        }
+        Unknown::Doubtful(meant) => {
+            warn_once(name, &meant);
+            return;
+        }
+        Unknown::Setting(Some(meant)) => format!("did you mean {meant}?"),
+        Unknown::Setting(None) => {
             "unset it, or correct its spelling: CONSORT_SECTION__KEY, section and key as in the topology file"
                 .into()
         }
-        None => return,
     };
     let rest = name.strip_prefix("CONSORT_").unwrap_or(name);
     let key = rest.replace(SEPARATOR, ".").to_lowercase();
@@ -208,12 +277,45 @@ fn unknown_variable(name: &str, value: &str, raw: &RawTopology, violations: &mut
     violations.add(shown(&key), &origin, "no setting has this name", remedy);
 }
 
-/// The variable that was probably meant: underscores lost or the section left out are usual.
-fn meant_variable(name: &str) -> Option<String> {
-    let rest = name.strip_prefix("CONSORT_")?.to_uppercase();
+/// Settings are read several times as a server starts.
+fn warn_once(name: &str, meant: &str) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    if told.insert(name.to_owned()) {
+        tracing::warn!("the environment variable {} has no effect; did you mean {meant}?", shown(name));
+    }
+}
+
+pub(super) fn judge(name: &str, value: &str) -> Unknown {
+    let Some(rest) = name.strip_prefix("CONSORT_") else { return Unknown::Foreign };
+    // Of links between containers, the last are the variables of the other one.
+    let is_service_link = value.contains("://")
+        || name.contains("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || rest.starts_with("ENV_");
+    if name == CPU_ISA_VARIABLE || is_service_link {
+        return Unknown::Foreign;
+    }
+    let plain = rest.replace('_', "").to_lowercase();
     let settable = || KEYS.iter().filter(|key| key.in_environment);
-    let plain = rest.replace('_', "");
-    let spelt: Vec<(String, String)> = settable()
+    // Section and key as they are, but for the underscores: nothing else has such a name.
+    let squeezed = settable().find(|key| key.name.replace(['_', '.'], "") == plain);
+    if let Some(key) = squeezed {
+        return Unknown::Setting(Some(key.variable()));
+    }
+    if rest.contains(SEPARATOR) {
+        return Unknown::Setting(meant_variable(&plain));
+    }
+    let foreign = suggest::foreign_variable(rest);
+    let foreign = foreign.and_then(|name| settable().find(|key| key.name == name)).map(Key::variable);
+    foreign.or_else(|| meant_variable(&plain)).map_or(Unknown::Foreign, Unknown::Doubtful)
+}
+
+/// The variable that was probably meant, by a name without underscores: letters mixed up or the section left out are
+/// usual.
+fn meant_variable(plain: &str) -> Option<String> {
+    let settable = KEYS.iter().filter(|key| key.in_environment);
+    let spelt: Vec<(String, String)> = settable
         .flat_map(|key| {
             let (table, name) = key.parts();
             [format!("{table}{name}"), name.to_owned()]
@@ -221,11 +323,10 @@ fn meant_variable(name: &str) -> Option<String> {
         })
         .chain([("cpuisa".to_owned(), CPU_ISA_VARIABLE.to_owned())])
         .collect();
-    let lower = plain.to_lowercase();
     // The short name of a key comes last among equals, so that CONSORT_CPU_ISE means CONSORT_CPU_ISA.
     // Stricter than for keys: variables of that prefix need not be settings.
-    let allowed = (lower.len() / 4).min(2);
-    let near = suggest::within(allowed, &lower, spelt.iter().rev().map(|(spelling, _)| spelling.as_str()))?;
+    let allowed = (plain.len() / 4).min(2);
+    let near = suggest::within(allowed, plain, spelt.iter().rev().map(|(spelling, _)| spelling.as_str()))?;
     spelt.iter().rev().find(|(spelling, _)| spelling == near).map(|(_, variable)| variable.clone())
 }
 

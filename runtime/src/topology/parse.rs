@@ -72,6 +72,7 @@ pub(super) fn parse(text: &str, violations: &mut Violations) -> Option<RawTopolo
         }
     }
     if syntax_errors > 0 {
+        violations.set_unread();
         return None;
     }
     let mut raw = RawTopology::default();
@@ -172,6 +173,9 @@ fn read_table(
         }),
         DeValue::Array(nodes) if table == "node" => {
             for (at, node) in nodes.iter().enumerate() {
+                if violations.is_full() {
+                    return;
+                }
                 read_node(at, node, raw, violations);
             }
         }

@@ -13,6 +13,17 @@ pub(super) enum Origin {
     Given(String),
 }
 
+impl Origin {
+    /// How far up it is among the layers: what is higher wins.
+    pub(super) fn layer(&self) -> u8 {
+        match self {
+            Origin::File(_) => 0,
+            Origin::Variable(_) => 1,
+            Origin::Given(_) => 2,
+        }
+    }
+}
+
 /// A value with its origin.
 #[derive(Clone, Debug)]
 pub(super) struct Sourced<T> {

@@ -5,6 +5,18 @@ use super::schema;
 /// Longer names are nobody's misspelling, and comparing them takes time.
 const LENGTH_MAX: usize = 64;
 
+const LISTEN: &str = "write listen = \"HOST:PORT\" in [server]";
+
+/// The same names in the environment, and the keys that they stand for.
+const FOREIGN_VARIABLES: [(&str, &str); 6] = [
+    ("tp", "parallel.tensor_parallel_size"),
+    ("tp_size", "parallel.tensor_parallel_size"),
+    ("model", "model.path"),
+    ("threads", "parallel.threads_per_rank"),
+    ("isa", "parallel.cpu_isa"),
+    ("devices", "node.devices"),
+];
+
 /// Names from other tools and habits that no edit distance would find.
 const FOREIGN_KEYS: [(&str, &str); 9] = [
     ("tp", "did you mean `tensor_parallel_size` in [parallel]?"),
@@ -13,8 +25,8 @@ const FOREIGN_KEYS: [(&str, &str); 9] = [
     ("model_path", "did you mean `path` in [model]?"),
     ("threads", "did you mean `threads_per_rank` in [parallel]?"),
     ("isa", "did you mean `cpu_isa` in [parallel]?"),
-    ("host", "write listen = \"HOST:PORT\" in [server]"),
-    ("port", "write listen = \"HOST:PORT\" in [server]"),
+    ("host", LISTEN),
+    ("port", LISTEN),
     (
         "api_key",
         "keys do not belong in files: name the variable that holds it, as in api_key_env = \"API_KEY\"",
@@ -70,10 +82,19 @@ pub(super) fn for_table(given: &str) -> (String, Option<String>) {
     (format!("the tables are {tables}"), None)
 }
 
+/// The key that another tool's name stands for in the environment.
+pub(super) fn foreign_variable(rest: &str) -> Option<&'static str> {
+    FOREIGN_VARIABLES.iter().find(|(name, _)| name.eq_ignore_ascii_case(rest)).map(|(_, key)| *key)
+}
+
 fn key_of_another_table(given: &str) -> Option<(String, Option<String>)> {
     let keys = || schema::KEYS.iter().filter(|key| key.in_file);
     if let Some((_, remedy)) = FOREIGN_KEYS.iter().find(|(name, _)| name.eq_ignore_ascii_case(given)) {
         return Some(((*remedy).to_owned(), None));
+    }
+    // Of a node's `host` only files with several machines speak: outside of [[node]], the server's is more likely.
+    if nearest(given, ["host", "port"]).is_some() {
+        return Some((LISTEN.to_owned(), None));
     }
     if let Some(key) = keys().find(|key| key.parts().1 == given) {
         return Some((format!("it belongs in {}", schema::header(key.parts().0)), Some(key.name.to_owned())));

@@ -179,7 +179,7 @@ max_body_bytes = 0
 "#;
     let found = place.refused(text);
     let expected = [
-        "three.toml:3:9: model.dtype: \"fp8\" is no dtype",
+        "three.toml:3:9: model.dtype: \"fp8\" is not computed in by this version",
         "three.toml:4:17: model.max_model_len: -1 is out of range",
         "three.toml:6:24: parallel.tensor_parallel_size: 2 ranks, but [[node]] lists 3 devices",
         "three.toml:7:22: parallel.data_parallel_size: 2 replicas",
@@ -305,15 +305,107 @@ fn ranks_and_devices_imply_each_other_and_must_agree() {
     assert_eq!(size("[parallel]\ntensor_parallel_size = 5\n"), 5);
     assert_eq!(size("[[node]]\ndevices = [\"cpu\", \"cpu\", \"cpu\"]\n"), 3);
     assert_eq!(size("[parallel]\ntensor_parallel_size = 2\n[[node]]\ndevices = [\"cpu\", \"cpu\"]\n"), 2);
-    let overrides = Overrides { tensor_parallel_size: Some(2), ..Overrides::default() };
-    let text = format!("{MODEL}[[node]]\ndevices = [\"cpu\"]\n");
-    let found = lines(&place.layered(&text, &[], &overrides).unwrap_err(), &place);
+    let same = place
+        .refused(&format!("{MODEL}[parallel]\ntensor_parallel_size = 2\n[[node]]\ndevices = [\"cpu\"]\n"));
     assert!(
-        found[0].starts_with("--tensor-parallel-size: parallel.tensor_parallel_size: 2 ranks"),
-        "{found:?}"
+        same[0].contains("parallel.tensor_parallel_size: 2 ranks, but [[node]] lists 1 device"),
+        "{same:?}"
     );
     let huge = place.refused(&format!("{MODEL}[parallel]\ntensor_parallel_size = 4000000000\n"));
     assert!(huge[0].contains("give a whole number from 1 to 1024"), "{huge:?}");
+}
+
+#[test]
+fn where_ranks_and_devices_are_of_different_layers_the_higher_decides() {
+    let place = Place::new();
+    let devices = |text: &str, variables: &[(&str, &str)], overrides: &Overrides| {
+        let topology = place.layered(&format!("{MODEL}{text}"), variables, overrides).unwrap();
+        topology.devices().iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+    };
+    let listed = "[[node]]\ndevices = [\"cpu:0\", \"cpu:1\"]\n";
+    let counted = "[parallel]\ntensor_parallel_size = 3\n";
+    let ranks = |ranks| Overrides { tensor_parallel_size: Some(ranks), ..Overrides::default() };
+    let on = |list: &str| Overrides { devices: Some(list.to_owned()), ..Overrides::default() };
+    let none = Overrides::default();
+    let variable = [("CONSORT_PARALLEL__TENSOR_PARALLEL_SIZE", "4")];
+    assert_eq!(devices(listed, &[], &ranks(3)), "cpu,cpu,cpu");
+    assert_eq!(devices(listed, &[], &ranks(2)), "cpu:0,cpu:1", "they agree");
+    assert_eq!(devices(listed, &variable, &none), "cpu,cpu,cpu,cpu");
+    assert_eq!(devices(counted, &[], &on("cpu:7,cpu:8")), "cpu:7,cpu:8");
+    assert_eq!(devices("", &variable, &on("cpu:7")), "cpu:7");
+}
+
+#[test]
+fn this_machine_has_several_names() {
+    let place = Place::new();
+    let load = |host: &str| place.load(&format!("{MODEL}[[node]]\nhost = \"{host}\"\ndevices = [\"cpu\"]\n"));
+    for here in ["localhost", "localhost:7070", "127.0.0.1", "127.0.0.1:1", "::1", "[::1]", "[::1]:7070"] {
+        assert!(load(here).is_ok(), "{here}");
+    }
+    for elsewhere in ["::2", "[::2]:1", "10.0.0.1", "localhost.example", ""] {
+        assert!(load(elsewhere).is_err(), "{elsewhere}");
+    }
+}
+
+#[test]
+fn hosts_are_names_and_addresses_with_the_number_of_their_interface() {
+    let place = Place::new();
+    let listen = |host: &str| {
+        let overrides = Overrides { host: Some(host.to_owned()), ..Overrides::default() };
+        Some(place.layered(MODEL, &[], &overrides).ok()?.listen().to_string())
+    };
+    for (host, address) in [
+        ("::1", "[::1]:8000"),
+        ("[::1]", "[::1]:8000"),
+        ("fe80::1%2", "[fe80::1%2]:8000"),
+        ("a-b", "a-b:8000"),
+    ] {
+        assert_eq!(listen(host).as_deref(), Some(address));
+    }
+    for wrong in ["[[::1", "[::1", "::1]", "fe80::1%", "fe80::1%eth0", "a%1", "[]", ""] {
+        assert_eq!(listen(wrong), None, "{wrong}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn what_is_not_unicode_is_refused_in_so_many_words() {
+    use std::{ffi::OsString, os::unix::ffi::OsStringExt};
+
+    let place = Place::new();
+    let odd = OsString::from_vec(b"mod\xffel".to_vec());
+    let model = place.path().join(&odd);
+    fs::create_dir(&model).unwrap();
+    let told = |error: TopologyError| error.to_string();
+    let given = Topology::from_model_with(&model, &Overrides::default(), &Environment::empty()).unwrap_err();
+    assert!(told(given).contains("is not Unicode; rename it"));
+    let built = Topology::builder(&model).build_with(&Environment::empty()).unwrap_err();
+    assert_eq!(built.violations()[0].place(), "TopologyBuilder::new");
+    assert!(told(built).contains("is not Unicode; rename it"));
+
+    let variables = ["CONSORT_MODEL__PATH", "CONSORT_CPU_ISA", "KEY", "OTHER"];
+    let environment = || Environment::of(variables.map(|name| (name.into(), odd.clone())));
+    let text = format!("{MODEL}[server]\napi_key_env = \"KEY\"\n");
+    let load = |overrides: &Overrides| Topology::load_with(&place.write(&text), overrides, &environment());
+    let found = lines(&load(&Overrides::default()).unwrap_err(), &place);
+    assert_eq!(
+        found,
+        [
+            "three.toml:4:15: server.api_key_env: the environment variable KEY is not Unicode; set it to the API \
+             key, or remove api_key_env to serve without one",
+            "environment variable CONSORT_CPU_ISA: parallel.cpu_isa: its value is not Unicode; set it to text in \
+             UTF-8, or unset it",
+            "environment variable CONSORT_MODEL__PATH: model.path: its value is not Unicode; set it to text in \
+             UTF-8, or unset it",
+        ]
+    );
+    let flags = Overrides {
+        model: Some(place.path().join("tiny.gguf").display().to_string()),
+        cpu_isa: Some("auto".to_owned()),
+        without_server: true,
+        ..Overrides::default()
+    };
+    load(&flags).expect("flags decide");
 }
 
 #[test]
@@ -350,7 +442,7 @@ fn amounts_of_memory_take_units() {
     assert_eq!(bytes("\"1 KiB\""), Some(1024));
     assert_eq!(bytes("\"2GB\""), Some(2_000_000_000));
     assert_eq!(bytes("\"0.5MiB\""), Some(1 << 19));
-    assert_eq!(bytes("\"18446744073709551615B\""), Some(u64::MAX));
+    assert_eq!(bytes("\"9223372036854775807B\""), Some(i64::MAX as u64), "what TOML can write");
     for bad in [
         "-1",
         "0",
@@ -361,6 +453,7 @@ fn amounts_of_memory_take_units() {
         "\"inf\"",
         "\"1.2.3KB\"",
         "\"99999999999TiB\"",
+        "\"9223372036854775808B\"",
         "1.5",
     ] {
         assert_eq!(bytes(bad), None, "{bad}");
@@ -421,13 +514,13 @@ fn a_topology_made_in_code_obeys_the_same_rules() {
         .dtype(DType::Float32)
         .devices(["cpu", "cpu:1"])
         .weights([1.0, 3.0])
-        .kv_cache_memory_bytes(u64::MAX)
+        .kv_cache_memory_bytes(1 << 40)
         .max_model_len(77)
         .listen("localhost:0")
         .build_with(&Environment::empty())
         .unwrap();
     assert_eq!((topology.tensor_parallel_size(), topology.max_model_len()), (2, Some(77)));
-    assert_eq!(topology.kv_cache_memory_bytes(), Some(u64::MAX));
+    assert_eq!(topology.kv_cache_memory_bytes(), Some(1 << 40));
     assert_eq!(topology.listen().to_string(), "localhost:0");
     let error = Topology::builder(&model)
         .tensor_parallel_size(0)
@@ -513,6 +606,15 @@ fn a_megabyte_of_mistakes_is_answered_in_bounded_time_and_space() {
         piece("a.b.c"),
         format!("a = \"{}\"", piece("x")),
         format!("{} = 1", piece("k")),
+        // All on one line, whose places take time to tell.
+        format!("[parallel]\nweights = [{}]\n", "\"a\",".repeat(200_000)),
+        format!("[[node]]\ndevices = [{}]\n", "\"x\",".repeat(200_000)),
+        format!("[[node]]\ndevices = [{}]\n", "1,".repeat(300_000)),
+        format!("node = [{}]\n", "1,".repeat(300_000)),
+        format!("node = [{}]\n", "{},".repeat(300_000)),
+        format!("model = {{ {} }}\n", numbered(|at| format!("k{at} = 1, "))),
+        format!("[parallel]\nweights = [{}]\n", "-1,".repeat(300_000)),
+        format!("server = {{ {} }}\n", numbered(|at| format!("password{at}=1,"))),
     ];
     for text in texts {
         let begin = std::time::Instant::now();

@@ -3,19 +3,19 @@
 mod devices;
 mod fields;
 mod listen;
-mod model;
+pub(super) mod model;
 pub(super) mod words;
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use self::fields::Fields;
 use super::{
     ApiKey, ListenAddress, Topology,
     env::Environment,
     error::{TopologyError, Violations},
-    excerpt::{is_variable_name, shown},
     origins::Origins,
     raw::{RawCache, RawScheduler, RawServer, RawTopology, Sourced},
+    secrets::{is_plain_name, is_variable_name},
 };
 
 /// More ranks than any machine has devices; keeps a typing error from allocating.
@@ -28,6 +28,8 @@ const BATCHED_TOKENS_MAX: i64 = 1 << 20;
 const WAITING_MAX: i64 = 1 << 20;
 /// Blocks are 16 tokens in a kernel's eyes; beyond this, a cache of short sequences is mostly padding.
 const BLOCK_SIZE_MAX: i64 = 256;
+/// What TOML can write.
+const KV_BYTES_MAX: u64 = i64::MAX as u64;
 const BODY_BYTES_MAX: u64 = 1 << 30;
 
 const MAX_NUM_SEQS: i64 = 256;
@@ -39,12 +41,41 @@ const GPU_MEMORY_UTILIZATION: f64 = 0.9;
 /// Prompts of a million tokens fit as JSON.
 const MAX_BODY_BYTES: u64 = 16 << 20;
 
+/// Rules are broken.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    pub(crate) error: TopologyError,
+    /// What is left, if a model is.
+    pub(crate) rest: Option<Box<Rest>>,
+}
+
+/// A topology in which defaults stand for values that broke rules. Good for nothing but to find what else is wrong.
+#[derive(Debug)]
+pub(crate) struct Rest {
+    pub(crate) topology: Topology,
+    /// Keys whose values are not those that were asked for.
+    pub(crate) doubtful: BTreeSet<String>,
+}
+
+impl From<TopologyError> for Broken {
+    fn from(error: TopologyError) -> Broken {
+        Broken { error, rest: None }
+    }
+}
+
+impl From<Broken> for TopologyError {
+    fn from(broken: Broken) -> TopologyError {
+        broken.error
+    }
+}
+
 pub(super) fn validate(
     mut raw: RawTopology,
     folder: &Path,
     environment: &Environment,
     violations: Violations,
-) -> Result<Topology, TopologyError> {
+) -> Result<Topology, Broken> {
+    devices::settle(&mut raw);
     let origins = Origins::of(&mut raw, &violations);
     let mut fields = Fields { violations };
     let model_path = model::path(raw.model.path.as_ref(), folder, &mut fields.violations);
@@ -70,10 +101,7 @@ pub(super) fn validate(
     let (block_size, kv_cache_memory_bytes, gpu_memory_utilization) = cache(&raw.cache, &mut fields);
     let (max_num_seqs, max_num_batched_tokens, max_waiting_requests) = scheduler(&raw.scheduler, &mut fields);
     let (listen, api_key_env, api_key, max_body_bytes) = server(&raw.server, environment, &mut fields);
-    if !fields.violations.is_empty() {
-        return Err(fields.violations.into_error());
-    }
-    Ok(Topology {
+    let topology = Topology {
         model_path,
         dtype,
         max_model_len,
@@ -93,7 +121,16 @@ pub(super) fn validate(
         api_key,
         max_body_bytes,
         origins,
-    })
+    };
+    let violations = fields.violations;
+    if violations.is_empty() {
+        return Ok(topology);
+    }
+    let doubtful = violations.doubtful();
+    let has_model =
+        !violations.is_unread() && !doubtful.iter().any(|key| matches!(key.as_str(), "model" | "model.path"));
+    let rest = has_model.then(|| Box::new(Rest { topology, doubtful }));
+    Err(Broken { error: violations.into_error(), rest })
 }
 
 fn cache(raw: &RawCache, fields: &mut Fields) -> (usize, Option<u64>, f64) {
@@ -105,7 +142,7 @@ fn cache(raw: &RawCache, fields: &mut Fields) -> (usize, Option<u64>, f64) {
         let problem = format!("{} is not a multiple of 16", given.value);
         fields.violations.add("cache.block_size", &given.origin, problem, "use 16 or 32");
     }
-    let bytes = fields.bytes("cache.kv_cache_memory_bytes", &raw.kv_cache_memory_bytes, u64::MAX);
+    let bytes = fields.bytes("cache.kv_cache_memory_bytes", &raw.kv_cache_memory_bytes, KV_BYTES_MAX);
     let mut utilization = GPU_MEMORY_UTILIZATION;
     if let Some(given) = &raw.gpu_memory_utilization {
         utilization = given.value;
@@ -173,7 +210,13 @@ fn api_key(name: &Sourced<String>, environment: &Environment, violations: &mut V
     }
     let value = environment.get(&name.value).filter(|value| !value.is_empty());
     if value.is_none() {
-        let problem = format!("the environment variable {} is unset or empty", shown(&name.value));
+        let state = if environment.is_not_unicode(&name.value) { "not Unicode" } else { "unset or empty" };
+        // A name like this may be the key itself.
+        let problem = if is_plain_name(&name.value) {
+            format!("the environment variable {} is {state}", name.value)
+        } else {
+            format!("the environment variable of this name is {state}")
+        };
         let remedy = "set it to the API key, or remove api_key_env to serve without one";
         violations.add(key, &name.origin, problem, remedy);
     }

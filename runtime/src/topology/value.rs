@@ -11,6 +11,8 @@ use super::{
     raw::{Leaf, Origin, RawBytes, Slot, Sourced},
 };
 
+const API_KEY_ENV: &str = "server.api_key_env";
+
 /// What a file says, for people.
 pub(super) fn found(value: &DeValue<'_>) -> String {
     match value {
@@ -29,11 +31,18 @@ pub(super) fn found(value: &DeValue<'_>) -> String {
 pub(super) fn of_file(slot: Slot<'_>, key: &str, given: &Spanned<DeValue<'_>>, violations: &mut Violations) {
     let (expected, example) = (slot.expected(), slot.example());
     let origin = Origin::File(given.span());
-    let mut refuse = |value: &Spanned<DeValue<'_>>, expected: &str, remedy: String| {
-        let origin = Origin::File(value.span());
-        let problem = format!("{} where {expected} is expected", found(value.get_ref()));
-        violations.add(key, &origin, problem, remedy);
-    };
+    let refuse =
+        |value: &Spanned<DeValue<'_>>, expected: &str, remedy: String, violations: &mut Violations| {
+            let origin = Origin::File(value.span());
+            let problem = format!("{} where {expected} is expected", found(value.get_ref()));
+            violations.add(key, &origin, problem, remedy);
+        };
+    if key == API_KEY_ENV && !matches!(given.get_ref(), DeValue::String(_)) {
+        // Probably the key itself: it is not repeated here.
+        let remedy = "put the key into a variable, and give the variable's name, such as \"API_KEY\"";
+        violations.add(key, &origin, "this is not the name of an environment variable", remedy);
+        return;
+    }
     let such = || format!("give {expected}, such as {example}");
     match (slot, given.get_ref()) {
         (Slot::Text(leaf), DeValue::String(text)) => put(leaf, text.to_string(), origin),
@@ -48,14 +57,17 @@ pub(super) fn of_file(slot: Slot<'_>, key: &str, given: &Spanned<DeValue<'_>>, v
         },
         (Slot::Number(leaf), DeValue::Float(_) | DeValue::Integer(_)) => match number(given.get_ref()) {
             Some(number) => put(leaf, number, origin),
-            None => refuse(given, expected, such()),
+            None => refuse(given, expected, such(), violations),
         },
         (Slot::Numbers(leaf), DeValue::Array(items)) => {
             let mut numbers = Vec::with_capacity(items.len());
             for item in items.iter() {
+                if violations.is_full() {
+                    return;
+                }
                 match number(item.get_ref()) {
                     Some(value) => numbers.push(Sourced { value, origin: Origin::File(item.span()) }),
-                    None => refuse(item, "a number", such()),
+                    None => refuse(item, "a number", such(), violations),
                 }
             }
             if numbers.len() == items.len() {
@@ -65,11 +77,14 @@ pub(super) fn of_file(slot: Slot<'_>, key: &str, given: &Spanned<DeValue<'_>>, v
         (Slot::Texts(leaf), DeValue::Array(items)) => {
             let mut texts = Vec::with_capacity(items.len());
             for item in items.iter() {
+                if violations.is_full() {
+                    return;
+                }
                 match item.get_ref() {
                     DeValue::String(text) => {
                         texts.push(Sourced { value: text.to_string(), origin: Origin::File(item.span()) });
                     }
-                    _ => refuse(item, "text", such()),
+                    _ => refuse(item, "text", such(), violations),
                 }
             }
             if texts.len() == items.len() {
@@ -78,7 +93,7 @@ pub(super) fn of_file(slot: Slot<'_>, key: &str, given: &Spanned<DeValue<'_>>, v
         }
         (slot, value) => {
             let remedy = rewritten(&slot, value).unwrap_or_else(such);
-            refuse(given, expected, remedy);
+            refuse(given, expected, remedy, violations);
         }
     }
 }

@@ -5,7 +5,10 @@ use std::fmt::Write;
 use consort_kernels::device::Isa;
 use toml::Value;
 
-use super::Topology;
+use super::{
+    Topology,
+    excerpt::{is_obeyed, shown_path},
+};
 
 /// What an engine makes of a topology: values that nobody gave, and what `auto` stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +69,13 @@ impl Sections<'_> {
             true => std::path::absolute(&topology.model_path).unwrap_or_else(|_| topology.model_path.clone()),
             false => topology.model_path.clone(),
         };
-        self.text("model.path", &path.to_string_lossy(), "");
+        match path.to_str() {
+            Some(path) => self.text("model.path", path, ""),
+            None => {
+                let _ =
+                    writeln!(self.out, "# path is not Unicode and cannot stand here: {}", shown_path(&path));
+            }
+        }
         let dtype = topology.dtype.name();
         let stands_for = computed.map(|computed| computed.dtype).filter(|actual| *actual != dtype);
         self.text(
@@ -118,10 +127,17 @@ impl Sections<'_> {
             }
             (None, None) => {}
         }
-        self.section("[[node]]");
         let devices = topology.devices.iter().map(|device| Value::String(device.to_string())).collect();
         let devices = Value::Array(devices).to_string();
-        self.line_of("node.devices", &devices, "", (!has_devices).then_some("computed: one for each rank"));
+        if has_devices {
+            self.section("[[node]]");
+            self.line_of("node.devices", &devices, "", None);
+        } else if self.is_annotated {
+            // As a value it would contradict another number of ranks, once that is written above.
+            self.section("# [[node]]");
+            let line = format!("# devices = {devices}");
+            let _ = writeln!(self.out, "{line:<COMMENT_COLUMN$} # computed: one for each rank");
+        }
     }
 
     fn rest(&mut self, computed: Option<&Computed>) {
@@ -210,6 +226,19 @@ impl Sections<'_> {
     }
 }
 
+/// A text in quotes. Unlike what TOML asks for, nothing that terminals obey stands in it as it is.
 fn text(value: &str) -> String {
-    Value::String(value.to_owned()).to_string()
+    let mut quoted = String::from("\"");
+    for c in value.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            '\n' => quoted.push_str("\\n"),
+            '\t' => quoted.push_str("\\t"),
+            c if is_obeyed(c) => {
+                let _ = write!(quoted, "\\u{:04X}", u32::from(c));
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted + "\""
 }

@@ -39,7 +39,7 @@ fn mistakes() -> Vec<Mistake> {
     let mistake = |options, fields, flags, expected| Mistake { prompt: "hi", options, fields, flags, expected };
     let long: &'static str = "x".repeat(testing::CONTEXT + 1).leak();
     vec![
-        mistake(options(|o| o.temperature = Some(-1.0)), json!({"temperature": -1}), Some(&["--temperature=-1"]),
+        mistake(options(|o| o.temperature = Some(-1.0)), json!({"temperature": -1}), Some(&["--temperature", "-1"]),
                 "temperature: must be in [0, 2], got -1"),
         mistake(options(|o| o.temperature = Some(1e9)), json!({"temperature": 1e9}), Some(&["--temperature", "1e9"]),
                 "temperature: must be in [0, 2], got 1000000000"),

@@ -2,7 +2,12 @@
 //! the environment's are.
 
 use super::{
-    super::{Computed, schema::KEYS, validate::words},
+    super::{
+        Computed,
+        overrides::{Unknown, judge},
+        schema::KEYS,
+        validate::words,
+    },
     Environment, Overrides, Place,
 };
 use consort_kernels::device::Isa;
@@ -143,6 +148,15 @@ fn variables_that_are_no_settings_of_ours_are_left_alone() {
         ("CONSORT", "1"),
         ("CONSORTIUM__MODEL", "1"),
         ("CONSORT_MODEL__DTYPE", ""),
+        ("CONSORT_PATH", "/opt/consort"),
+        ("CONSORT_HOST", "host.example"),
+        ("CONSORT_TYPE", "prod"),
+        ("CONSORT_PATCH", "3"),
+        ("CONSORT_WEIGHTS", "/srv/weights"),
+        ("CONSORT_LISTENER", "main"),
+        ("CONSORT_SERVER_PORT", "sctp://10.0.0.1:8000"),
+        ("CONSORT_ENV_CONSORT_SERVER__LISTEN", "0.0.0.0:80"),
+        ("CONSORT_MODEL", "a"),
     ];
     place.layered(super::MODEL, &variables, &Overrides::default()).unwrap();
     let odd = format!("{}[server]\napi_key_env = \"CONSORT_SERVER__API_KEY\"\n", super::MODEL);
@@ -151,11 +165,57 @@ fn variables_that_are_no_settings_of_ours_are_left_alone() {
 }
 
 #[test]
+fn the_variable_of_the_key_may_be_named_by_any_layer() {
+    let place = Place::new();
+    let key = ("CONSORT_SERVER__API_KEY", "sk-secret");
+    let named = ("CONSORT_SERVER__API_KEY_ENV", key.0);
+    let flag = Overrides { api_key_env: Some(key.0.to_owned()), ..Overrides::default() };
+    for (variables, overrides) in [(vec![key], flag.clone()), (vec![key, named], Overrides::default())] {
+        let topology = place.layered(super::MODEL, &variables, &overrides).unwrap();
+        assert_eq!(topology.api_key().unwrap().reveal(), "sk-secret");
+    }
+    // A name that a higher layer has replaced is nobody's any more.
+    let text = format!("{}[server]\napi_key_env = \"CONSORT_OLD__KEY\"\n", super::MODEL);
+    assert!(place.layered(&text, &[key, ("CONSORT_OLD__KEY", "x")], &flag).is_err());
+}
+
+#[test]
+fn a_variable_is_refused_only_if_it_can_be_nothing_but_a_setting() {
+    let meant = |name: &str| Some(name.to_owned());
+    let cases = [
+        ("CONSORT_SERVER_LISTEN", Unknown::Setting(meant("CONSORT_SERVER__LISTEN"))),
+        ("CONSORT_MODEL_DTYPE", Unknown::Setting(meant("CONSORT_MODEL__DTYPE"))),
+        ("CONSORT_model__dtype", Unknown::Setting(meant("CONSORT_MODEL__DTYPE"))),
+        ("CONSORT_SERVR__LISTEN", Unknown::Setting(meant("CONSORT_SERVER__LISTEN"))),
+        ("CONSORT_NO__SUCH_THING", Unknown::Setting(None)),
+        (
+            "CONSORT_TENSOR_PARALLEL_SIZE",
+            Unknown::Doubtful("CONSORT_PARALLEL__TENSOR_PARALLEL_SIZE".to_owned()),
+        ),
+        ("CONSORT_TP", Unknown::Doubtful("CONSORT_PARALLEL__TENSOR_PARALLEL_SIZE".to_owned())),
+        ("CONSORT_MODEL", Unknown::Doubtful("CONSORT_MODEL__PATH".to_owned())),
+        ("CONSORT_ISA", Unknown::Doubtful("CONSORT_PARALLEL__CPU_ISA".to_owned())),
+        ("CONSORT_CPU_ISE", Unknown::Doubtful("CONSORT_CPU_ISA".to_owned())),
+        ("CONSORT_PORT", Unknown::Doubtful("CONSORT_SERVER__PORT".to_owned())),
+        ("CONSORT_API_KEY", Unknown::Foreign),
+        ("CONSORT_HOME", Unknown::Foreign),
+        ("CONSORT_CPU_ISA", Unknown::Foreign),
+        ("CONSORT_ENV_CONSORT_SERVER__LISTEN", Unknown::Foreign),
+    ];
+    for (name, expected) in cases {
+        assert_eq!(judge(name, "value"), expected, "{name}");
+        assert_eq!(judge(name, "sctp://10.0.0.1:1"), Unknown::Foreign, "{name}");
+    }
+}
+
+#[test]
 fn an_engine_without_a_server_does_not_read_its_variables() {
     let place = Place::new();
     let variables = [("CONSORT_SERVER__PORT", "junk"), ("CONSORT_SERVER__API_KEY_ENV", "UNSET")];
     let alone = Overrides { without_server: true, ..Overrides::default() };
     place.layered(super::MODEL, &variables, &alone).unwrap();
+    let misspelt = [("CONSORT_SERVER_LISTEN", "x"), ("CONSORT_SERVER__LISEN", "x")];
+    place.layered(super::MODEL, &misspelt, &alone).unwrap();
     assert_eq!(
         place.layered(super::MODEL, &variables, &Overrides::default()).unwrap_err().violations().len(),
         2
@@ -214,4 +274,8 @@ fn the_short_name_of_the_instruction_set_is_a_variable_like_the_long_one() {
     assert_eq!(isa(&[short, long], &none), Some(Isa::Portable), "they agree");
     let auto = Overrides { cpu_isa: Some("auto".to_owned()), ..Overrides::default() };
     assert_eq!(isa(&[short], &auto), None, "the flag wins");
+    let other = ("CONSORT_PARALLEL__CPU_ISA", "auto");
+    assert!(place.layered(super::MODEL, &[short, other], &none).is_err(), "they differ");
+    assert_eq!(isa(&[short, other], &auto), None, "where a flag decides, that does not matter");
+    assert_eq!(isa(&[short, (long.0, " PORTABLE")], &none), Some(Isa::Portable), "the same, spelt otherwise");
 }

@@ -67,7 +67,8 @@ fn every_value_is_written_with_its_origin() {
         "weights = [2.0, 1.0] # --weights",
         "threads_per_rank = 2 # computed: 4 cores shared out over 2 ranks",
         "cpu_isa = \"portable\" # environment variable CONSORT_CPU_ISA",
-        "devices = [\"cpu\", \"cpu\"] # computed: one for each rank",
+        "# [[node]]",
+        "# devices = [\"cpu\", \"cpu\"] # computed: one for each rank",
         "block_size = 16 # default",
         "kv_cache_memory_bytes = 12345 # computed: 10 blocks, over all ranks",
         "max_num_seqs = 8 # environment variable CONSORT_SCHEDULER__MAX_NUM_SEQS",
@@ -79,6 +80,29 @@ fn every_value_is_written_with_its_origin() {
         assert!(lines.iter().any(|written| written == line), "{line}\nis not in\n{written}");
     }
     assert!(!written.contains("sk-secret"), "{written}");
+}
+
+#[test]
+fn nothing_that_terminals_obey_is_written_as_it_is() {
+    let place = Place::new();
+    let name = "a\u{9b}31m\u{1b}\u{202e}\u{7f}\r\n\t\\'\"é";
+    let topology = Topology::builder(place.path().join("tiny.gguf")).served_model_name(name);
+    let topology = topology.build_with(&Environment::empty()).unwrap();
+    let written = topology.to_annotated_toml(&computed());
+    assert!(
+        written.contains(r#"served_model_name = "a\u009B31m\u001B\u202E\u007F\u000D\n\t\\'\"é""#),
+        "{written}"
+    );
+    let again = place.layered(&topology.to_toml(), &[], &Overrides::default()).unwrap();
+    assert_eq!(again.served_model_name(), name);
+}
+
+#[test]
+fn a_computed_list_of_devices_does_not_bind_whoever_edits_what_was_written() {
+    let place = Place::new();
+    let written = place.load("[model]\npath = \"tiny.gguf\"\n").unwrap().to_annotated_toml(&computed());
+    let edited = written.replace("tensor_parallel_size = 1", "tensor_parallel_size = 3");
+    assert_eq!(place.load(&edited).unwrap().tensor_parallel_size(), 3);
 }
 
 fn topology(place: &Place, seed: &Seed) -> Topology {

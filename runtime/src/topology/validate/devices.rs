@@ -1,5 +1,7 @@
 //! Devices of the ranks, and their shares.
 
+use std::{cmp::Ordering, net::IpAddr};
+
 use super::{
     super::{
         DeviceSpec,
@@ -12,11 +14,41 @@ use super::{
 };
 
 const SIZE_KEY: &str = "parallel.tensor_parallel_size";
+const DEVICES_KEY: &str = "node.devices";
+
+/// Where the number of ranks and the devices contradict each other and come from different layers, the lower layer
+/// gives way: a flag wins over a file whichever of the two it says.
+pub(super) fn settle(raw: &mut RawTopology) {
+    let devices = || raw.node.iter().filter_map(|node| node.devices.as_ref());
+    let Some(size) = &raw.parallel.tensor_parallel_size else { return };
+    let Some(first) = devices().next() else { return };
+    let total = devices().map(|list| list.value.len()).sum::<usize>();
+    if i64::try_from(total).is_ok_and(|total| total == size.value) {
+        return;
+    }
+    match size.origin.layer().cmp(&first.origin.layer()) {
+        Ordering::Less => raw.parallel.tensor_parallel_size = None,
+        Ordering::Greater => raw.node.clear(),
+        Ordering::Equal => {}
+    }
+}
 
 /// One device per rank. The number of ranks and the list of devices each imply the other.
 pub(super) fn devices(size: &Leaf<i64>, nodes: &[RawNode], fields: &mut Fields) -> Vec<DeviceSpec> {
     let count = fields.optional_count(SIZE_KEY, size, RANKS_MAX);
     let mut devices = Vec::new();
+    let listed = || nodes.iter().filter_map(|node| node.devices.as_ref());
+    let total = listed().map(|list| list.value.len()).sum::<usize>().max(nodes.len());
+    if total > RANKS_MAX as usize {
+        // Before each of them is looked at.
+        let problem = format!("{total} devices are listed");
+        let remedy = format!("list at most {RANKS_MAX}");
+        match listed().next() {
+            Some(first) => fields.violations.add(DEVICES_KEY, &first.origin, problem, remedy),
+            None => fields.violations.add_missing("node", &problem, &remedy),
+        }
+        return vec![DeviceSpec::Cpu(None)];
+    }
     for (at, node) in nodes.iter().enumerate() {
         host(at, &node.host, &mut fields.violations);
         let key = format!("node[{at}].devices");
@@ -38,10 +70,6 @@ pub(super) fn devices(size: &Leaf<i64>, nodes: &[RawNode], fields: &mut Fields) 
                 "list the node's devices, such as [\"cpu\"]",
             ),
         }
-    }
-    if devices.len() > RANKS_MAX as usize {
-        let problem = format!("{} devices are listed", devices.len());
-        fields.violations.add_missing("node", &problem, &format!("list at most {RANKS_MAX}"));
     }
     match (size, count) {
         (Some(size), Some(count)) if !devices.is_empty() && devices.len() != count => {
@@ -65,9 +93,15 @@ pub(super) fn devices(size: &Leaf<i64>, nodes: &[RawNode], fields: &mut Fields) 
 fn host(at: usize, host: &Leaf<String>, violations: &mut Violations) {
     let Some(given) = host else { return };
     let name = given.value.trim();
-    let name =
-        name.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()).map_or(name, |(name, _)| name);
-    if !matches!(name, "localhost" | "127.0.0.1" | "[::1]" | "::1") {
+    // An address with colons of its own is no name with a port.
+    let without_port = match name.rsplit_once(':') {
+        Some((before, port)) if name.parse::<IpAddr>().is_err() && port.parse::<u16>().is_ok() => before,
+        _ => name,
+    };
+    let bare = without_port.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(without_port);
+    let is_here = bare.eq_ignore_ascii_case("localhost")
+        || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    if !is_here {
         violations.add(
             format!("node[{at}].host"),
             &given.origin,
@@ -115,7 +149,11 @@ fn device(key: &str, given: &Sourced<String>, violations: &mut Violations) -> De
 pub(super) fn weights(raw: &RawTopology, ranks: usize, violations: &mut Violations) -> Option<Vec<f64>> {
     let given = raw.parallel.weights.as_ref()?;
     let key = "parallel.weights";
-    if given.value.len() != ranks {
+    // Of a file that could not be read, nobody knows how many ranks it asks for.
+    let is_sane = |size: &Sourced<i64>| (1..=RANKS_MAX).contains(&size.value);
+    let is_known = (!violations.is_unread() || ranks_origin(raw).is_some())
+        && raw.parallel.tensor_parallel_size.as_ref().is_none_or(is_sane);
+    if given.value.len() != ranks && is_known {
         let problem = format!("{} for {}", number(given.value.len(), "weight"), number(ranks, "rank"));
         let remedy = format!("give {}, one for each rank in order", number(ranks, "number"));
         match ranks_origin(raw) {
@@ -129,6 +167,9 @@ pub(super) fn weights(raw: &RawTopology, ranks: usize, violations: &mut Violatio
     // Shares are reckoned in f32.
     let is_share = |weight: f64| (weight as f32).is_finite() && weight as f32 > 0.0;
     for bad in given.value.iter().filter(|weight| !is_share(weight.value)) {
+        if violations.is_full() {
+            break;
+        }
         let problem = format!("{:?} is no share of a model", bad.value);
         violations.add(key, &bad.origin, problem, "give positive numbers, such as [2, 1, 1]");
     }

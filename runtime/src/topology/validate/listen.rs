@@ -1,5 +1,7 @@
 //! Where the server listens: one address, or parts of it from several layers.
 
+use std::net::{IpAddr, Ipv6Addr};
+
 use super::super::{ListenAddress, error::Violations, excerpt::shown, raw::RawServer};
 
 const DEFAULT: (&str, u16) = ("127.0.0.1", 8000);
@@ -19,12 +21,17 @@ pub(super) fn listen(raw: &RawServer, violations: &mut Violations) -> ListenAddr
         }
     }
     if let Some(given) = &raw.host {
-        let host = given.value.trim_start_matches('[').trim_end_matches(']');
+        let inner = given.value.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let host = inner.unwrap_or(&given.value);
         if is_host(host) {
             address.host = host.to_owned();
         } else {
             let problem = format!("\"{}\" is no host", shown(&given.value));
-            violations.add(KEY, &given.origin, problem, "give a host name or an address, without a port");
+            let remedy = match host.split_once('%') {
+                Some(_) => "give the interface behind % by its number (`ip link` tells), as in fe80::1%2",
+                None => "give a host name or an address, without a port",
+            };
+            violations.add(KEY, &given.origin, problem, remedy);
         }
     }
     if let Some(given) = &raw.port {
@@ -52,5 +59,11 @@ fn parse_listen(text: &str) -> Option<ListenAddress> {
 
 fn is_host(host: &str) -> bool {
     let name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    host.parse::<std::net::IpAddr>().is_ok() || (!host.is_empty() && host.chars().all(name))
+    // Link-local addresses name their interface, by its number.
+    let scoped = host.split_once('%').is_some_and(|(address, scope)| {
+        address.parse::<Ipv6Addr>().is_ok()
+            && scope.bytes().all(|byte| byte.is_ascii_digit())
+            && scope.parse::<u32>().is_ok()
+    });
+    scoped || host.parse::<IpAddr>().is_ok() || (!host.is_empty() && host.chars().all(name))
 }

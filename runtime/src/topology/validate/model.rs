@@ -4,11 +4,23 @@ use std::path::{Path, PathBuf};
 
 use super::super::{
     error::Violations,
-    excerpt::shown,
-    raw::{Leaf, Origin, Sourced},
+    excerpt::{shown, shown_path},
+    raw::{Leaf, Origin, RawTopology, Sourced},
 };
 
 const KEY: &str = "model.path";
+
+/// A path that the program was given in so many words. What is not Unicode cannot be held or written down here.
+pub(in crate::topology) fn named(path: &Path, by: &str, raw: &mut RawTopology, violations: &mut Violations) {
+    let origin = Origin::Given(by.to_owned());
+    match path.to_str() {
+        Some(path) => raw.model.path = Some(Sourced { value: path.to_owned(), origin }),
+        None => {
+            let problem = format!("the path \"{}\" is not Unicode", shown_path(path));
+            violations.add(KEY, &origin, problem, "rename it, or give a link to it that is");
+        }
+    }
+}
 
 /// The model's place. A relative path written in the file is looked for beside the file first; one from a
 /// flag or the environment, where it was typed: in the current directory.
@@ -54,7 +66,7 @@ fn unusable(found: &Path) -> Option<(String, &'static str)> {
         "bin" | "pt" | "pth" => "convert it to safetensors first: pickled weights are not read",
         _ => return None,
     };
-    found.is_file().then(|| (format!("{} is not a model folder or GGUF file", found.display()), remedy))
+    found.is_file().then(|| (format!("{} is not a model folder or GGUF file", shown_path(found)), remedy))
 }
 
 fn not_found(given: &str, candidates: &[PathBuf; 2]) -> (String, String) {
@@ -68,7 +80,7 @@ fn not_found(given: &str, candidates: &[PathBuf; 2]) -> (String, String) {
             ),
         );
     }
-    let [first, second] = candidates.each_ref().map(|path| path.display().to_string());
+    let [first, second] = candidates.each_ref().map(|path| shown_path(path));
     let looked = if first == second { first } else { format!("{first} and {second}") };
     (format!("nothing is at {looked}"), "give the path of a model folder or GGUF file".to_owned())
 }

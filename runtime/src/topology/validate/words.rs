@@ -15,6 +15,9 @@ const DTYPE_ALIASES: [(&str, &str); 6] = [
     ("full", "float32"),
 ];
 
+/// How the names of formats begin that exist and are not computed in; nobody misspelt them.
+const OTHER_FORMATS: [&str; 9] = ["float8", "fp8", "f8", "float64", "fp64", "f64", "double", "float4", "fp4"];
+
 /// The number format. `float` is vLLM's other name of `float32`.
 pub(super) fn dtype(leaf: &Leaf<String>, violations: &mut Violations) -> DType {
     let Some(given) = leaf else { return DType::default() };
@@ -25,10 +28,14 @@ pub(super) fn dtype(leaf: &Leaf<String>, violations: &mut Violations) -> DType {
         _ => {}
     }
     let name = shown(&given.value);
-    let (problem, remedy) = match given.value.as_str() {
+    let (problem, remedy) = match given.value.trim().to_lowercase().as_str() {
         "float16" | "half" | "fp16" | "f16" => (
             format!("\"{name}\" is not computed in by this version"),
             "use \"bfloat16\": float16 checkpoints are read too, and rounded to it".to_owned(),
+        ),
+        other if OTHER_FORMATS.iter().any(|format| other.starts_with(format)) => (
+            format!("\"{name}\" is not computed in by this version"),
+            "use \"bfloat16\", or \"float32\" for the most exact".to_owned(),
         ),
         other => (
             format!("\"{name}\" is no dtype of this version"),
