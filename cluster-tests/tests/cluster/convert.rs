@@ -3,13 +3,14 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
 use consort::{Completion, Engine, GenerateOptions, Message};
 use consort_kernels::{Element, element::bf16};
 use consort_parallel::checkpoint::{Checkpoint, Encoding};
+use rustix::process::Signal;
 
 use crate::harness::{consort, eventually, model, one_model_at_a_time, root};
 
@@ -124,20 +125,41 @@ fn a_float32_folder_is_rounded_to_bfloat16() {
     }
 }
 
+/// Once the partial folder is there, signals are listened to and most of the work is still to be done.
+fn signalled(mut command: Command, output: &Path, signal: Signal) -> Output {
+    let child = command.arg(model()).arg(output).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("a partial folder", Duration::from_secs(60), || !beside(output).is_empty());
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+    child.wait_with_output().unwrap()
+}
+
 #[test]
 fn a_conversion_that_is_told_to_stop_leaves_nothing() {
     let _guard = one_model_at_a_time();
     let folder = output("stopped");
-    let child = consort().arg("convert").arg(model()).arg(&folder).stderr(Stdio::piped()).spawn().unwrap();
-    // Once the partial folder is there, signals are listened to and most of the work is still to be done.
-    eventually("a partial folder", Duration::from_secs(60), || !beside(&folder).is_empty());
-    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    let ended = child.wait_with_output().unwrap();
-    let errors = String::from_utf8(ended.stderr).unwrap();
-    assert_eq!(ended.status.code(), Some(1), "{errors}");
-    assert!(errors.contains("interrupted"), "{errors}");
-    assert_eq!(beside(&folder), Vec::<PathBuf>::new());
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let mut command = consort();
+        command.arg("convert");
+        let ended = signalled(command, &folder, signal);
+        let errors = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{signal:?}: {errors}");
+        assert!(errors.contains("interrupted"), "{signal:?}: {errors}");
+        assert_eq!(beside(&folder), Vec::<PathBuf>::new(), "{signal:?}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_conversion_under_nohup_outlives_its_terminal() {
+    let _guard = one_model_at_a_time();
+    let folder = output("nohup");
+    let mut command = Command::new("nohup");
+    command.arg(consort().get_program()).arg("convert").stdin(Stdio::null()).stdout(Stdio::null());
+    let ended = signalled(command, &folder, Signal::HUP);
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert_eq!(beside(&folder), std::slice::from_ref(&folder));
+    fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
@@ -148,14 +170,15 @@ fn wrong_conversions_say_what_where_and_what_to_do() {
     let taken = taken.to_str().unwrap();
     let unreadable = root().join("Cargo.toml");
     let unreadable = unreadable.to_str().unwrap();
-    let cases: [(&[&str], i32, &str); 9] = [
+    let cases: [(&[&str], i32, &str); 10] = [
         (&["/nowhere/model.gguf", free], 1, "/nowhere/model.gguf"),
         (&[unreadable, free], 1, "neither a GGUF file nor a folder"),
         (&[&format!("{tiny}.gguf"), free], 1, "tokenizer"),
         (&[tiny, taken], 1, "--overwrite"),
         (&[tiny, taken, "--overwrite"], 1, "no config.json"),
         (&[tiny, tiny, "--overwrite"], 1, "would be deleted"),
-        (&[tiny, "/dev/null/out"], 1, "/dev/null"),
+        (&[tiny, "/dev/null/out"], 1, "/dev/null is a file and not a folder"),
+        (&[tiny, "/proc", "--overwrite"], 1, "/proc is a mount point"),
         (&[tiny, free, "--dtype", "float8"], 2, "bfloat16"),
         (&[tiny, free, "--max-shard-size", "big"], 2, "5GB"),
     ];

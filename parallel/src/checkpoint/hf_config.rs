@@ -57,8 +57,9 @@ pub(super) fn parse(
     Ok(config)
 }
 
-/// What `generation_config.json` says: sampling defaults, and ids that end a generation. Like vLLM, the
-/// defaults count whether or not the file sets `do_sample`.
+/// What `generation_config.json` says: sampling defaults, and ids that end a generation. Like vLLM, the numbers that
+/// are there count whatever `do_sample` says. Unlike there, a file that turns sampling off and gives no temperature
+/// means what it means to `transformers`: the most probable token, a temperature of 0.
 pub(super) fn parse_generation(
     path: &Path,
     object: &Map<String, Value>,
@@ -75,7 +76,10 @@ pub(super) fn parse_generation(
         }))
     };
     let defaults = GenerationDefaults {
-        temperature: within("temperature", "at least 0", |t| t >= 0.0)?,
+        temperature: match fields.get("temperature") {
+            None if fields.boolean("do_sample")? == Some(false) => Some(0.0),
+            _ => within("temperature", "at least 0", |t| t >= 0.0)?,
+        },
         top_k: top_k(&fields)?,
         top_p: within("top_p", "above 0 and at most 1", |p| p > 0.0 && p <= 1.0)?,
         min_p: within("min_p", "between 0 and 1", |p| (0.0..=1.0).contains(&p))?,

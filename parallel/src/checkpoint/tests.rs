@@ -483,6 +483,18 @@ fn generation_defaults_out_of_range_are_dropped_and_other_types_refused() {
         repetition_penalty: Some(1.1),
     };
     assert_eq!(open(all).unwrap(), expected);
+    for (greedy, temperature) in [
+        (json!({"do_sample": false}), Some(0.0)),
+        (json!({"do_sample": false, "temperature": null}), Some(0.0)),
+        (json!({"do_sample": false, "temperature": 0.5}), Some(0.5)),
+        (json!({"do_sample": true}), None),
+    ] {
+        assert_eq!(
+            open(greedy).unwrap().temperature,
+            temperature,
+            "a number counts whatever `do_sample` says"
+        );
+    }
     for off in [json!({"top_k": -1}), json!({"top_k": 0}), json!({"temperature": null})] {
         assert_eq!(open(off).unwrap(), GenerationDefaults::default());
     }

@@ -1,8 +1,17 @@
 //! What is asked of a reader, whatever the input.
 
-use std::{error::Error, fmt, ops::Range, path::Path};
+use std::{
+    error::Error,
+    fmt,
+    ops::{ControlFlow, Range},
+    path::Path,
+};
 
-use consort_parallel::checkpoint::{Checkpoint, CheckpointError};
+use consort_kernels::DType;
+use consort_parallel::checkpoint::{
+    Checkpoint, CheckpointError,
+    write::{WriteError, WriteOptions, write_config, write_weights},
+};
 
 use crate::{allocation::peak_of, random::Random};
 
@@ -17,11 +26,15 @@ const OPEN_BYTES: usize = 16 << 10;
 /// Most bytes of `f32` per byte stored: blocks of 18 bytes hold 32 elements.
 const READ_FACTOR: usize = 8;
 
+/// Opened inputs of which one is written: files are brought to the disk, which takes longer than all else.
+const WRITTEN_ONCE_IN: usize = 32;
+
 /// What became of one case, or of many.
 #[derive(Default)]
 pub(crate) struct Outcome {
     pub(crate) opened: u64,
     tensors: u64,
+    written: u64,
     /// Bytes held while opening, in percent of what is allowed.
     peak_percent: usize,
 }
@@ -30,14 +43,16 @@ impl Outcome {
     pub(crate) fn add(&mut self, other: &Outcome) {
         self.opened += other.opened;
         self.tensors += other.tensors;
+        self.written += other.written;
         self.peak_percent = self.peak_percent.max(other.peak_percent);
     }
 }
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Outcome { opened, tensors, peak_percent } = self;
-        write!(f, "{opened} opened, {tensors} tensors read, at most {peak_percent} % of the memory allowed")
+        let Outcome { opened, tensors, written, peak_percent } = self;
+        write!(f, "{opened} opened, {tensors} tensors read, {written} written anew, ")?;
+        write!(f, "at most {peak_percent} % of the memory allowed")
     }
 }
 
@@ -61,6 +76,11 @@ pub(crate) fn exercise(path: &Path, input: InputBytes, random: &mut Random) -> O
         Ok(checkpoint) => {
             outcome.opened = 1;
             outcome.tensors = read_all(&checkpoint, input.weights, random);
+            // Drawn last, so that cases read the same whether or not they are written.
+            if random.once_in(WRITTEN_ONCE_IN) {
+                write_and_compare(&checkpoint, random);
+                outcome.written = 1;
+            }
         }
     }
     outcome
@@ -117,6 +137,32 @@ fn read_all(checkpoint: &Checkpoint, weight_bytes: usize, random: &mut Random) -
     }
     assert_eq!(checkpoint.parameter_count(), elements as u64);
     tensors
+}
+
+/// Writes the model as `consort convert` does, and finds the same tensors in what was written.
+fn write_and_compare(checkpoint: &Checkpoint, random: &mut Random) {
+    let folder = tempfile::tempdir().unwrap();
+    let dtype = if random.once_in(2) { DType::F32 } else { DType::BF16 };
+    let options = WriteOptions { dtype, max_shard_bytes: [1 << 14, u64::MAX][random.below(2)] };
+    let (mut reported, mut announced) = (0, None);
+    let mut progress = |written, total| {
+        assert!(reported < written && written <= total && announced.is_none_or(|before| before == total));
+        (reported, announced) = (written, Some(total));
+        ControlFlow::Continue(())
+    };
+    let written = write_weights(checkpoint, folder.path(), &options, &mut progress).unwrap();
+    assert_eq!(written.bytes, checkpoint.parameter_count() * dtype.bytes() as u64);
+    assert_eq!(written.tensors, checkpoint.names().count());
+    match write_config(checkpoint, folder.path(), dtype) {
+        Ok(()) => {}
+        Err(WriteError::NoSpelling { .. }) => return,
+        Err(error) => panic!("{error}"),
+    }
+    let copy = Checkpoint::open(folder.path()).unwrap();
+    assert!(copy.names().eq(checkpoint.names()));
+    for name in copy.names() {
+        assert_eq!(copy.tensor(name).unwrap().shape, checkpoint.tensor(name).unwrap().shape, "{name}");
+    }
 }
 
 /// A part of a dimension: mostly a short one, at times all or nothing.

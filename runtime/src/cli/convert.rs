@@ -23,7 +23,7 @@ pub(super) async fn convert(args: ConvertArgs) -> anyhow::Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let mut signals = Signals::new()?;
-    let mut work = tokio::task::spawn_blocking(move || {
+    let work = tokio::task::spawn_blocking(move || {
         let bar = progress::write_bar();
         let mut progress = |written, total| {
             bar.set_length(total);
@@ -34,18 +34,14 @@ pub(super) async fn convert(args: ConvertArgs) -> anyhow::Result<()> {
         bar.finish_and_clear();
         converted
     });
-    let converted = tokio::select! {
-        converted = &mut work => converted,
-        () = signals.next() => {
-            // The work ends at its next report, and takes what it has written with it.
-            stop.store(true, Relaxed);
-            work.await
-        }
-    }??;
+    let converted = finished(work, &stop, async || signals.next().await).await???;
     for name in &converted.weights.left_out {
         eprintln!(
             "left out: {name}, which the model does not need and which is stored in a type that cannot be read"
         );
+    }
+    for name in &converted.templates_left_out {
+        eprintln!("left out: the chat template {name}; the default one is written");
     }
     let (weights, files) = (&converted.weights, converted.weights.files.len());
     writeln!(
@@ -59,4 +55,22 @@ pub(super) async fn convert(args: ConvertArgs) -> anyhow::Result<()> {
         started.elapsed().as_secs_f64(),
     )?;
     Ok(())
+}
+
+/// Waits for the work. A signal asks it to end, which it does at its next report, and it takes what it has written with
+/// it; a second signal ends the wait at once.
+pub(super) async fn finished<T>(
+    mut work: impl Future<Output = T> + Unpin,
+    stop: &AtomicBool,
+    mut signal: impl AsyncFnMut(),
+) -> anyhow::Result<T> {
+    tokio::select! {
+        done = &mut work => return Ok(done),
+        () = signal() => stop.store(true, Relaxed),
+    }
+    eprintln!("removing what was written; a second signal ends at once and leaves it");
+    tokio::select! {
+        done = work => Ok(done),
+        () = signal() => anyhow::bail!("ended by a second signal; a folder named OUTPUT.partial-N may be left"),
+    }
 }

@@ -113,28 +113,64 @@ impl Running {
     }
 }
 
-/// Ctrl-C and the supervisor's request to stop.
+/// Ctrl-C, the supervisor's request to stop, and the end of the terminal.
 pub(super) struct Signals {
     #[cfg(unix)]
+    interrupt: signal::unix::Signal,
+    #[cfg(unix)]
     terminate: signal::unix::Signal,
+    /// `None` where the process is to outlive its terminal.
+    #[cfg(unix)]
+    hang_up: Option<signal::unix::Signal>,
 }
 
 impl Signals {
+    /// From here on none of them ends the process by itself, and one that comes between two waits is kept.
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self {
-            #[cfg(unix)]
-            terminate: signal::unix::signal(signal::unix::SignalKind::terminate())?,
-        })
+        #[cfg(unix)]
+        {
+            use signal::unix::{SignalKind, signal};
+            let hang_up = !ignores_hang_up();
+            Ok(Self {
+                interrupt: signal(SignalKind::interrupt())?,
+                terminate: signal(SignalKind::terminate())?,
+                hang_up: hang_up.then(|| signal(SignalKind::hangup())).transpose()?,
+            })
+        }
+        #[cfg(not(unix))]
+        Ok(Self {})
     }
 
-    /// Waits for the next of either.
+    /// Waits for the next of any.
     pub(super) async fn next(&mut self) {
         #[cfg(unix)]
-        tokio::select! {
-            _ = signal::ctrl_c() => {}
-            _ = self.terminate.recv() => {}
+        {
+            let hang_up = async {
+                match &mut self.hang_up {
+                    Some(signal) => signal.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                _ = self.interrupt.recv() => {}
+                _ = self.terminate.recv() => {}
+                _ = hang_up => {}
+            }
         }
         #[cfg(not(unix))]
         let _ = signal::ctrl_c().await;
     }
+}
+
+/// Whether this process was started to ignore the end of its terminal, as `nohup` does. Listening would undo that.
+/// Where it cannot be told, the system's default stays in force.
+#[cfg(unix)]
+fn ignores_hang_up() -> bool {
+    const HANG_UP: u64 = 1 << (rustix::process::Signal::HUP.as_raw() - 1);
+    let ignored = || -> Option<u64> {
+        let status = std::fs::read_to_string("/proc/self/status").ok()?;
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
+        u64::from_str_radix(mask.trim(), 16).ok()
+    };
+    ignored().is_none_or(|ignored| ignored & HANG_UP != 0)
 }

@@ -1,6 +1,10 @@
 mod mistakes;
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
+};
 
 use clap::{CommandFactory, Parser};
 use consort_actors::{RankStatus, ShardState};
@@ -10,6 +14,7 @@ use consort_parallel::ids::Rank;
 use super::{
     args::{Cli, Command},
     client::EventSplitter,
+    convert::finished,
     report,
     serve::{Running, Signals},
 };
@@ -184,6 +189,36 @@ async fn serving_ends_with_the_reason_when_the_engine_has_failed_for_good() {
     let error = ended.expect("it does not wait for a signal").expect_err("exit code 1").to_string();
     assert!(error.contains("failed for good") && error.contains(testing::REBUILD_FAILURE), "{error}");
     assert!(open.next().await.expect("an event").is_err(), "the open request was told");
+}
+
+#[tokio::test]
+async fn a_conversion_is_asked_to_end_and_then_left_behind() {
+    let stop = AtomicBool::new(false);
+    assert_eq!(
+        finished(std::future::ready(7), &stop, async || std::future::pending().await).await.unwrap(),
+        7
+    );
+    assert!(!stop.load(Relaxed));
+
+    let obedient = Box::pin(async {
+        while !stop.load(Relaxed) {
+            tokio::task::yield_now().await;
+        }
+        8
+    });
+    let mut count = 0;
+    let once = async || {
+        count += 1;
+        if count > 1 {
+            std::future::pending::<()>().await;
+        }
+    };
+    assert_eq!(finished(obedient, &stop, once).await.unwrap(), 8);
+
+    stop.store(false, Relaxed);
+    let stuck = std::future::pending::<()>();
+    let error = finished(stuck, &stop, async || {}).await.expect_err("the second signal").to_string();
+    assert!(stop.load(Relaxed) && error.contains("second signal") && error.contains("partial"), "{error}");
 }
 
 #[test]

@@ -6,7 +6,8 @@ use consort_parallel::checkpoint::{CheckpointError, write::WriteError};
 
 use crate::text::TextError;
 
-/// Why a model could not be converted. Nothing was written under the output's name.
+/// Why a model could not be converted. What stood under the output's name stands there still, but after
+/// [`ConvertError::RollBack`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvertError {
@@ -22,7 +23,7 @@ pub enum ConvertError {
     /// The input's tokenizer cannot be written.
     #[error("cannot convert the model's tokenizer")]
     Tokenizer(#[from] TextError),
-    /// Weights or configuration could not be written.
+    /// A file of the output could not be written, or one of the input not be read.
     #[error(transparent)]
     Weights(#[from] WriteError),
     /// Something stands where the output is to be.
@@ -41,6 +42,24 @@ pub enum ConvertError {
         path: PathBuf,
         /// What it is.
         problem: &'static str,
+    },
+    /// Another file system begins at the output, so nothing can be put in its place.
+    #[error("{} is a mount point and cannot be replaced as a whole: choose a folder in it", .path.display())]
+    MountPoint {
+        /// The output.
+        path: PathBuf,
+    },
+    /// The output's path leads through a file.
+    #[error(
+        "cannot create {}: {} is a file and not a folder; choose another output",
+        .output.display(),
+        .file.display()
+    )]
+    BelowFile {
+        /// The output.
+        output: PathBuf,
+        /// The file.
+        file: PathBuf,
     },
     /// Replacing the output would delete the input.
     #[error(
@@ -69,31 +88,11 @@ pub enum ConvertError {
         #[source]
         source: io::Error,
     },
-    /// A file of the input could not be read.
+    /// What stands at the output could not be looked at.
     #[error("cannot read {}", .path.display())]
     Read {
         /// Which.
         path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// A small file could not be written.
-    #[error("cannot write {}", .path.display())]
-    Write {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// A small file could not be copied.
-    #[error("cannot copy {} to {}", .from.display(), .to.display())]
-    Copy {
-        /// Which.
-        from: PathBuf,
-        /// Where to.
-        to: PathBuf,
         /// Why.
         #[source]
         source: io::Error,
@@ -106,6 +105,26 @@ pub enum ConvertError {
         /// Where to.
         to: PathBuf,
         /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The finished folder could not be put in its place, nor the old model back into it.
+    #[error(
+        "cannot move {} to {}, nor put back the model that was there ({roll_back}): move it back from {}",
+        .new.display(),
+        .output.display(),
+        .old.display()
+    )]
+    RollBack {
+        /// Where nothing is now.
+        output: PathBuf,
+        /// Where the model is that was there.
+        old: PathBuf,
+        /// Where the finished folder is.
+        new: PathBuf,
+        /// Why the old model could not be put back.
+        roll_back: io::Error,
+        /// Why the finished folder could not be put there.
         #[source]
         source: io::Error,
     },

@@ -17,17 +17,15 @@
 //!
 //! From a GGUF file, the configuration, the tokenizer and the chat template are made from its metadata. From a folder
 //! of another type they are kept. The output appears whole or not at all: it is written beside its final place and
-//! renamed at the end. Memory holds a few megabytes of weights at a time, however large the model is.
+//! moved there at the end. Memory holds a few megabytes of weights at a time, however large the model is.
 
 mod error;
+mod place;
 mod staging;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 pub use consort_kernels::DType;
 use consort_parallel::checkpoint::{
@@ -53,6 +51,11 @@ const TEXT_FILES: [&str; 9] = [
     "chat_template.json",
 ];
 const TEMPLATE_FILE: &str = "chat_template.jinja";
+
+/// Key of a GGUF file's chat template,
+const TEMPLATE: &str = "tokenizer.chat_template";
+/// and what keys of further ones begin with.
+const NAMED_TEMPLATE: &str = "tokenizer.chat_template.";
 
 /// Size of a weights file as `transformers` writes them, in bytes.
 const MAX_SHARD_BYTES: u64 = 5_000_000_000;
@@ -81,13 +84,21 @@ pub struct Converted {
     pub folder: PathBuf,
     /// Tensors and their files.
     pub weights: Written,
+    /// Names of chat templates that a GGUF file has beside its default one, which is the one that is written.
+    pub templates_left_out: Vec<String>,
 }
 
 /// Converts the GGUF file or folder `input` to the folder `output`.
 ///
 /// `progress` is told bytes written and bytes in all; a break ends the work with [`ConvertError::is_interrupted`].
-/// After an error nothing is left, neither under the output's name nor beside it, and what stood there before stands
-/// there still. (A process that is killed leaves its partial folder, named `OUTPUT.partial-PID`.)
+///
+/// After an error nothing is left, neither under the output's name nor beside it nor above it, and what stood there
+/// before stands there still. The one exception is [`ConvertError::RollBack`], which says where everything is.
+///
+/// A process that is killed leaves its working folder, `OUTPUT.partial-N`, and folders that it made above. They do not
+/// disturb a later run and may be deleted: `new` in it is the unfinished folder or, after the output was replaced, the
+/// old model. Only where the system cannot exchange two folders in one step (Linux can, on most file systems) may
+/// nothing be found at the output; then the model that was there is `old` in the working folder.
 pub fn convert(
     input: &Path,
     output: &Path,
@@ -105,17 +116,17 @@ pub fn convert(
     let staged = staging.create()?;
     write::write_config(&checkpoint, staged.folder(), options.dtype)?;
     for (name, contents) in &text {
-        let path = staged.folder().join(name);
-        staging::write(&path, contents).map_err(|source| ConvertError::Write { path, source })?;
+        write::write_file(&staged.folder().join(name), contents.as_bytes())?;
     }
     if checkpoint.gguf().is_none() {
         for name in TEXT_FILES {
-            copy_if_present(&input.join(name), &staged.folder().join(name))?;
+            write::copy_if_present(&input.join(name), &staged.folder().join(name))?;
         }
     }
     let weights = WriteOptions { dtype: options.dtype, max_shard_bytes: options.max_shard_bytes };
     let weights = write::write_weights(&checkpoint, staged.folder(), &weights, progress)?;
-    Ok(Converted { folder: staged.commit()?, weights })
+    let templates_left_out = checkpoint.gguf().map(named_templates).unwrap_or_default();
+    Ok(Converted { folder: staged.commit()?, weights, templates_left_out })
 }
 
 /// Names and contents of the files that hold a GGUF file's tokenizer and chat template.
@@ -124,7 +135,7 @@ fn text_of_gguf(checkpoint: &Checkpoint, gguf: &Gguf) -> Result<Vec<(&'static st
     let settings = Value::Object(tokenizer_config(checkpoint, gguf, &tokenizer));
     let mut files =
         vec![("tokenizer.json", tokenizer.to_json()?), ("tokenizer_config.json", format!("{settings:#}\n"))];
-    if let Some(template) = gguf.string("tokenizer.chat_template") {
+    if let Some(template) = gguf.string(TEMPLATE) {
         files.push((TEMPLATE_FILE, template.to_owned()));
     }
     Ok(files)
@@ -148,16 +159,14 @@ fn tokenizer_config(checkpoint: &Checkpoint, gguf: &Gguf, tokenizer: &Tokenizer)
     }
     set("model_max_length", json!(checkpoint.config().max_position_embeddings));
     set("clean_up_tokenization_spaces", json!(false));
+    // Newer releases of `transformers` read it from its own file, older ones only here.
+    if let Some(template) = gguf.string(TEMPLATE) {
+        set("chat_template", json!(template));
+    }
     config
 }
 
-fn copy_if_present(from: &Path, to: &Path) -> Result<(), ConvertError> {
-    match std::fs::metadata(from) {
-        Ok(metadata) if metadata.is_file() => {}
-        Ok(_) => return Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => return Err(ConvertError::Read { path: from.to_owned(), source }),
-    }
-    let copied = std::fs::copy(from, to);
-    copied.map(drop).map_err(|source| ConvertError::Copy { from: from.to_owned(), to: to.to_owned(), source })
+/// Names of further chat templates, such as `tool_use`.
+fn named_templates(gguf: &Gguf) -> Vec<String> {
+    gguf.keys().filter_map(|key| key.strip_prefix(NAMED_TEMPLATE)).map(str::to_owned).collect()
 }

@@ -1,23 +1,30 @@
-//! A folder that appears under its name whole or not at all: filled beside it, renamed at the end.
+//! A folder that appears under its name whole or not at all: filled beside it, put in its place at the end.
+//!
+//! It is filled as `new` within a working folder `OUTPUT.partial-N`. A model that is replaced changes places with it
+//! in one step where the system can do that. Where it cannot, the old model first steps aside, to `old` within the
+//! same working folder, and a process that is killed right then leaves nothing at the output.
+
+#[cfg(test)]
+mod tests;
 
 use std::{
     ffi::OsString,
     fs,
-    io::{self, Write},
+    io::{self, ErrorKind},
     path::{Path, PathBuf},
-    process,
 };
 
-use super::ConvertError;
-
-/// What a folder must hold to be taken for a model that may be replaced.
-const MODEL_MARK: &str = "config.json";
+use super::{
+    ConvertError,
+    place::{self, Standing},
+};
 
 /// Where an output goes, once it is known that it may.
 pub(super) struct Staging {
     output: PathBuf,
     parent: PathBuf,
     name: OsString,
+    overwrite: bool,
 }
 
 impl Staging {
@@ -29,116 +36,173 @@ impl Staging {
             fs::canonicalize(output).or_else(|_| std::path::absolute(output)).map_err(|_| named())?;
         let parent = resolved.parent().ok_or_else(named)?.to_owned();
         let name = resolved.file_name().ok_or_else(named)?.to_owned();
-        may_stand_at(&resolved, overwrite)?;
+        place::may_stand_at(&resolved, overwrite)?;
         if let Ok(input) = fs::canonicalize(input)
             && input.starts_with(&resolved)
         {
             return Err(ConvertError::InputInOutput { input, output: resolved });
         }
-        Ok(Staging { output: resolved, parent, name })
+        Ok(Staging { output: resolved, parent, name, overwrite })
     }
 
     /// Makes the folder to fill, with any folders above it.
     pub(super) fn create(self) -> Result<Staged, ConvertError> {
-        let create = |path: &Path, made: io::Result<()>| {
-            made.map_err(|source| ConvertError::Create { path: path.to_owned(), source })
-        };
-        create(&self.parent, fs::create_dir_all(&self.parent))?;
-        let folder = self.sibling("partial");
-        create(&folder, fs::create_dir(&folder))?;
-        Ok(Staged { place: self, folder: Some(folder) })
+        let parents = Parents::create(&self.parent)?;
+        let work = self.fresh_folder()?;
+        let staged = Staged { place: self, folder: work.join("new"), work: Some(work), parents };
+        match fs::create_dir(&staged.folder) {
+            Ok(()) => Ok(staged),
+            Err(source) => Err(ConvertError::Create { path: staged.folder.clone(), source }),
+        }
     }
 
-    /// A name beside the output, of this process alone.
-    fn sibling(&self, what: &str) -> PathBuf {
-        let mut name = self.name.clone();
-        name.push(format!(".{what}-{}", process::id()));
-        self.parent.join(name)
+    /// A folder beside the output that nobody else has. A process id would not do for a name: in a container it is
+    /// the same every time, and what a killed process left must not stand in the way of the next.
+    fn fresh_folder(&self) -> Result<PathBuf, ConvertError> {
+        for number in 1_u64.. {
+            let mut name = self.name.clone();
+            name.push(format!(".partial-{number}"));
+            let path = self.parent.join(name);
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(path),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(ConvertError::Create { path, source }),
+            }
+        }
+        unreachable!("some number is free")
     }
 }
 
-/// Whether an output may be put here: where nothing is, over an empty folder, and over a model when asked.
-fn may_stand_at(path: &Path, overwrite: bool) -> Result<(), ConvertError> {
-    let refuse = |problem| Err(ConvertError::NotReplaceable { path: path.to_owned(), problem });
-    let read = |source| ConvertError::Read { path: path.to_owned(), source };
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => return Err(read(source)),
-        Ok(metadata) if !metadata.is_dir() => return refuse("is not a folder"),
-        Ok(_) => {}
+/// Folders made above an output. Dropped before they are kept, those go that are still empty.
+struct Parents(Vec<PathBuf>);
+
+impl Parents {
+    fn create(parent: &Path) -> Result<Self, ConvertError> {
+        let is_missing = |path: &&Path| matches!(path.try_exists(), Ok(false));
+        let missing: Vec<&Path> = parent.ancestors().take_while(is_missing).collect();
+        let mut made = Self(Vec::new());
+        for path in missing.into_iter().rev() {
+            match fs::create_dir(path) {
+                Ok(()) => made.0.push(path.to_owned()),
+                // Someone else was faster.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(ConvertError::Create { path: path.to_owned(), source }),
+            }
+        }
+        Ok(made)
     }
-    if fs::read_dir(path).map_err(read)?.next().is_none() {
-        return Ok(());
-    }
-    if !overwrite {
-        return Err(ConvertError::Exists { path: path.to_owned() });
-    }
-    // A slip of the hand must not delete somebody's home.
-    if path.join(MODEL_MARK).is_file() { Ok(()) } else { refuse("is not a model (it has no config.json)") }
 }
 
-/// Writes a small file that will outlast a power failure once its folder is in place.
-pub(super) fn write(path: &Path, contents: &str) -> io::Result<()> {
-    let mut file = fs::File::create_new(path)?;
-    file.write_all(contents.as_bytes())?;
-    file.sync_all()
+impl Drop for Parents {
+    fn drop(&mut self) {
+        for path in self.0.iter().rev() {
+            if let Err(error) = fs::remove_dir(path) {
+                tracing::debug!(path = %path.display(), %error, "a folder made for the output stays");
+            }
+        }
+    }
 }
 
 /// A folder that is being filled; removed when dropped before [`Staged::commit`].
 pub(super) struct Staged {
     place: Staging,
-    folder: Option<PathBuf>,
+    folder: PathBuf,
+    /// Holds `folder`, and goes with whatever it holds.
+    work: Option<PathBuf>,
+    // Dropped last: by then they may be empty.
+    parents: Parents,
 }
 
 impl Staged {
     /// The folder to fill.
     pub(super) fn folder(&self) -> &Path {
-        self.folder.as_deref().unwrap_or(&self.place.output)
+        &self.folder
     }
 
     /// Puts the folder in its place and tells where that is.
     pub(super) fn commit(mut self) -> Result<PathBuf, ConvertError> {
         let output = self.place.output.clone();
-        let folder = self.folder().to_owned();
-        let rename = |from: &Path, to: &Path| {
-            let renamed = fs::rename(from, to);
-            renamed.map_err(|source| ConvertError::Rename { from: from.into(), to: to.into(), source })
+        // Names become durable before the folder that holds them gets its own.
+        sync(&self.folder);
+        // Hours may have passed, and another conversion may have ended here.
+        let moved = match place::may_stand_at(&output, self.place.overwrite)? {
+            Standing::Nothing => rename(&self.folder, &output),
+            Standing::Model => exchange(&self.folder, &output),
         };
-        // Over an empty folder, or nothing, one rename does it. Only a model that is to be replaced steps aside.
-        let replaced = self.place.sibling("replaced");
-        let is_model = output.join(MODEL_MARK).is_file();
-        if is_model {
-            rename(&output, &replaced)?;
-        }
-        if let Err(error) = rename(&folder, &output) {
-            if is_model {
-                rename(&replaced, &output)?;
+        if let Err(error) = moved {
+            if matches!(error, ConvertError::RollBack { .. }) {
+                // It holds the only copy of the old model, and a whole new one.
+                self.work = None;
             }
             return Err(error);
         }
-        self.folder = None;
-        sync(&output);
+        self.parents.0.clear();
         sync(&self.place.parent);
-        if is_model && let Err(error) = fs::remove_dir_all(&replaced) {
-            tracing::warn!(path = %replaced.display(), %error, "cannot delete the model that was replaced");
-        }
         Ok(output)
     }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if let Some(work) = &self.work
+            && let Err(error) = fs::remove_dir_all(work)
+        {
+            tracing::warn!(path = %work.display(), %error, "cannot delete what a conversion no longer needs");
+        }
+    }
+}
+
+/// Puts `new` where the model `output` is, which then is beside where `new` was.
+fn exchange(new: &Path, output: &Path) -> Result<(), ConvertError> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::{
+            fs::{CWD, RenameFlags, renameat_with},
+            io::Errno,
+        };
+        match renameat_with(CWD, new, CWD, output, RenameFlags::EXCHANGE) {
+            Ok(()) => return Ok(()),
+            // Old systems, and file systems such as NFS, cannot.
+            Err(Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP) => {}
+            Err(error) => return Err(not_renamed(new, output)(error.into())),
+        }
+    }
+    step_aside(new, output, &mut |from, to| fs::rename(from, to))
+}
+
+/// Like [`exchange`], in two steps.
+fn step_aside(
+    new: &Path,
+    output: &Path,
+    rename: &mut dyn FnMut(&Path, &Path) -> io::Result<()>,
+) -> Result<(), ConvertError> {
+    let old = new.with_file_name("old");
+    rename(output, &old).map_err(not_renamed(output, &old))?;
+    let Err(source) = rename(new, output) else { return Ok(()) };
+    match rename(&old, output) {
+        Ok(()) => Err(not_renamed(new, output)(source)),
+        Err(roll_back) => Err(ConvertError::RollBack {
+            output: output.to_owned(),
+            old,
+            new: new.to_owned(),
+            roll_back,
+            source,
+        }),
+    }
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), ConvertError> {
+    fs::rename(from, to).map_err(not_renamed(from, to))
+}
+
+fn not_renamed(from: &Path, to: &Path) -> impl FnOnce(io::Error) -> ConvertError {
+    let (from, to) = (from.to_owned(), to.to_owned());
+    |source| ConvertError::Rename { from, to, source }
 }
 
 /// Makes a folder's names durable. Not every file system can; what is there is complete all the same.
 fn sync(folder: &Path) {
     if let Err(error) = fs::File::open(folder).and_then(|folder| folder.sync_all()) {
         tracing::debug!(path = %folder.display(), %error, "cannot sync a folder");
-    }
-}
-
-impl Drop for Staged {
-    fn drop(&mut self) {
-        if let Some(folder) = &self.folder
-            && let Err(error) = fs::remove_dir_all(folder)
-        {
-            tracing::warn!(path = %folder.display(), %error, "cannot delete a partial conversion");
-        }
     }
 }

@@ -53,7 +53,7 @@ pub(crate) fn smollm2_readings() -> Readings {
 }
 
 /// Encodes and decodes every text of the corpus as the readings say.
-pub(super) fn assert_reads(tokenizer: &Arc<Tokenizer>, expected: &Readings, name: &str) {
+pub(crate) fn assert_reads(tokenizer: &Arc<Tokenizer>, expected: &Readings, name: &str) {
     let texts = corpus();
     assert_eq!(expected.ids.len(), texts.len(), "{name}: readings of another corpus");
     let literal = tokenizer.reading_literally();

@@ -1,17 +1,17 @@
 //! `config.json` and `generation_config.json`, in the spelling that `transformers` 4 and 5 both read:
 //! `rope_theta` beside `rope_scaling`, and `torch_dtype`.
 
-use std::{fs::File, io, path::Path};
+use std::path::Path;
 
 use consort_kernels::DType;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    checkpoint::{Checkpoint, CheckpointError, Gguf, json::read_object},
+    checkpoint::{Checkpoint, Gguf, json::read_object},
     config::{Architecture, GenerationDefaults, ModelConfig, RopeConfig, RopeScaling},
 };
 
-use super::{WriteError, llama3, write_json};
+use super::{WriteError, copy_if_present, llama3, write_json};
 
 const CONFIG_FILE: &str = "config.json";
 const GENERATION_FILE: &str = "generation_config.json";
@@ -163,29 +163,35 @@ fn uniform(factors: &[f32]) -> Option<RopeScaling> {
     (factor > 1.0 && rest.iter().all(|other| *other == factor)).then_some(RopeScaling::Linear { factor })
 }
 
-/// `generation_config.json`.
+/// `generation_config.json`. `transformers` complains of sampling numbers beside anything but `do_sample: true`, and
+/// will not save such a file again. So a temperature of 0 becomes `do_sample: false` alone, which this project reads
+/// as that temperature; and where nothing is said of sampling, nothing is said of `do_sample`.
 fn generation(defaults: &GenerationDefaults, tokens: &Tokens) -> Map<String, Value> {
     let GenerationDefaults { temperature, top_k, top_p, min_p, repetition_penalty } = defaults;
     let mut object = Map::new();
     tokens.add_to(&mut object);
-    let samples = temperature.is_none_or(|temperature| temperature > 0.0)
-        && (temperature.is_some() || top_k.is_some() || top_p.is_some() || min_p.is_some());
-    object.insert("do_sample".to_owned(), json!(samples));
-    let numbers = [
-        ("temperature", temperature),
-        ("top_p", top_p),
-        ("min_p", min_p),
-        ("repetition_penalty", repetition_penalty),
-    ];
-    for (key, value) in numbers {
-        object.extend(value.map(|value| (key.to_owned(), number(value))));
+    let mut set = |key: &str, value: Value| object.insert(key.to_owned(), value);
+    if temperature.is_some_and(|temperature| temperature == 0.0) {
+        set("do_sample", json!(false));
+    } else {
+        let top_k = top_k.map(|top_k| ("top_k", json!(top_k)));
+        let numbers = [("temperature", *temperature), ("top_p", *top_p), ("min_p", *min_p)];
+        let numbers = numbers.into_iter().filter_map(|(key, value)| Some((key, number(value?))));
+        for (key, value) in numbers.chain(top_k) {
+            set("do_sample", json!(true));
+            set(key, value);
+        }
     }
-    object.extend(top_k.map(|top_k| ("top_k".to_owned(), json!(top_k))));
+    // A penalty counts without sampling too.
+    if let Some(penalty) = repetition_penalty {
+        set("repetition_penalty", number(*penalty));
+    }
     object
 }
 
-/// A folder's own `config.json` with another type, and tying spelled out: where a file is silent, this project looks
-/// whether there is a head and `transformers` does not.
+/// A folder's own `config.json` with another type, and with what `transformers` would guess in another way spelled
+/// out. Where a file is silent about tying, this project looks whether there is a head; where it is silent about
+/// Mistral's window, there is none here and one of 4096 there.
 fn adapted(checkpoint: &Checkpoint, dtype: DType) -> Result<Map<String, Value>, WriteError> {
     let mut object = read_object(&checkpoint.path().join(CONFIG_FILE))?;
     let name = json!(dtype.to_string());
@@ -194,6 +200,9 @@ fn adapted(checkpoint: &Checkpoint, dtype: DType) -> Result<Map<String, Value>, 
     }
     object.insert("torch_dtype".to_owned(), name);
     object.insert("tie_word_embeddings".to_owned(), json!(checkpoint.config().tie_word_embeddings));
+    if checkpoint.config().architecture == Architecture::Mistral {
+        object.insert("sliding_window".to_owned(), json!(checkpoint.config().sliding_window));
+    }
     Ok(object)
 }
 
@@ -201,18 +210,4 @@ fn adapted(checkpoint: &Checkpoint, dtype: DType) -> Result<Map<String, Value>, 
 pub(super) fn number(value: f32) -> Value {
     let shortest = value.to_string().parse::<f64>().ok();
     json!(shortest.filter(|shortest| *shortest as f32 == value).unwrap_or(f64::from(value)))
-}
-
-fn copy_if_present(from: &Path, to: &Path) -> Result<(), WriteError> {
-    if !from.exists() {
-        return Ok(());
-    }
-    let read = |source| CheckpointError::Io { action: "read", path: from.to_owned(), source };
-    let mut source = File::open(from).map_err(read)?;
-    let mut copy = || -> io::Result<()> {
-        let mut file = File::create_new(to)?;
-        io::copy(&mut source, &mut file)?;
-        file.sync_all()
-    };
-    copy().map_err(|error| WriteError::io(to, from.metadata().map_or(0, |metadata| metadata.len()), error))
 }

@@ -2,19 +2,21 @@
 //! `generation_config.json`.
 //!
 //! Rows are read, rounded and written a few megabytes at a time, so that a model of any size passes through the
-//! same small buffer. Values are those that a rank of that [`DType`] would load. What belongs to text (tokenizer,
-//! chat template) is not this crate's, and neither is making the folder appear whole or not at all: the caller
-//! gives an empty folder and disposes of it after an error.
+//! same small buffer. Values are rounded as loading in that [`DType`] rounds them; BF16 numbers so small that kernels
+//! take them for zero ([`BF16_SMALLEST`](consort_kernels::element::BF16_SMALLEST)) are written as they are. What
+//! belongs to text (tokenizer, chat template) is not this crate's, and neither is making the folder appear whole or
+//! not at all: the caller gives an empty folder and disposes of it after an error.
 
 mod config;
 mod error;
+mod files;
 mod llama3;
 #[cfg(test)]
 mod tests;
 
 use std::{
     fs::File,
-    io::{self, Write},
+    io::Write,
     ops::{ControlFlow, Range},
     path::Path,
 };
@@ -30,6 +32,7 @@ use super::Checkpoint;
 
 pub use config::write_config;
 pub use error::WriteError;
+pub use files::{copy_if_present, write_file};
 
 /// Elements that are in memory at a time: 4 MB as f32 beside at most as much of output. Large enough that neither
 /// system calls nor progress reports show, small beside any model. A multiple of every quantised block.
@@ -186,7 +189,8 @@ impl Shape {
 
     /// Parts of at most [`CHUNK_ELEMENTS`], in storage order: whole rows, or parts of one row where rows are longer.
     fn parts(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<> {
-        let (rows, cols) = (self.rows, self.cols);
+        // Without columns there is nothing to hand out, and there may be more such rows than can be counted through.
+        let (rows, cols) = (if self.cols == 0 { 0 } else { self.rows }, self.cols);
         let cols_step = cols.clamp(1, CHUNK_ELEMENTS);
         let rows_step = if cols > CHUNK_ELEMENTS { 1 } else { CHUNK_ELEMENTS / cols_step };
         (0..rows).step_by(rows_step).flat_map(move |row| {
@@ -226,10 +230,5 @@ fn stream(
 fn write_json(path: &Path, value: &serde_json::Value) -> Result<(), WriteError> {
     let mut text = serde_json::to_vec_pretty(value).map_err(WriteError::Json)?;
     text.push(b'\n');
-    let write = || -> io::Result<()> {
-        let mut file = File::create_new(path)?;
-        file.write_all(&text)?;
-        file.sync_all()
-    };
-    write().map_err(|source| WriteError::io(path, text.len() as u64, source))
+    write_file(path, &text)
 }

@@ -15,11 +15,11 @@ use tempfile::TempDir;
 use super::{
     CHUNK_ELEMENTS, Shape, WriteError, WriteOptions, Written,
     config::{number, rope_scaling},
-    llama3, stream, write_config, write_weights,
+    copy_if_present, llama3, stream, write_config, write_weights,
 };
 use crate::{
     checkpoint::{
-        Checkpoint,
+        Checkpoint, CheckpointError,
         tests::{
             bits,
             build::{self, GgufBuilder},
@@ -183,6 +183,86 @@ fn what_a_folders_configuration_leaves_open_is_spelled_out() {
 }
 
 #[test]
+fn mistrals_window_is_spelled_out_where_the_folder_leaves_it_to_be_guessed() {
+    for window in [None, Some(json!(null)), Some(json!(7))] {
+        let mut config = build::config();
+        config["architectures"] = json!(["MistralForCausalLM"]);
+        config["model_type"] = json!("mistral");
+        if let Some(window) = &window {
+            config["sliding_window"] = window.clone();
+        }
+        let from = build::folder(&config, &build::tensors());
+        let (folder, _) = write(&Checkpoint::open(from.path()).unwrap(), &ONE_FILE);
+        let written = json_of(&folder.path().join("config.json"));
+        assert_eq!(written.get("sliding_window"), Some(&window.unwrap_or_default()));
+    }
+    // transformers' Llama has no such key, and gets none.
+    let from = build::folder(&build::config(), &build::tensors());
+    let (folder, _) = write(&Checkpoint::open(from.path()).unwrap(), &ONE_FILE);
+    assert_eq!(json_of(&folder.path().join("config.json")).get("sliding_window"), None);
+}
+
+#[test]
+fn a_greedy_default_is_written_as_transformers_says_it_and_stays_greedy() {
+    let cases: [(&[(&str, f32)], Value); 4] = [
+        (&[], json!({})),
+        (&[("penalty_repeat", 1.5)], json!({"repetition_penalty": 1.5})),
+        (
+            &[("temp", 0.0), ("top_p", 0.5), ("penalty_repeat", 1.5)],
+            json!({"do_sample": false, "repetition_penalty": 1.5}),
+        ),
+        (&[("top_p", 0.5)], json!({"do_sample": true, "top_p": 0.5})),
+    ];
+    for (sampling, expected) in cases {
+        let mut builder = GgufBuilder::llama();
+        for (key, value) in sampling {
+            builder.f32(&format!("general.sampling.{key}"), *value);
+        }
+        let source = tempfile::tempdir().unwrap();
+        let path = source.path().join("model.gguf");
+        fs::write(&path, builder.bytes()).unwrap();
+        let gguf = Checkpoint::open(&path).unwrap();
+        let (folder, _) = write(&gguf, &ONE_FILE);
+        let mut written = json_of(&folder.path().join("generation_config.json"));
+        written.as_object_mut().unwrap().retain(|key, _| !key.ends_with("_token_id"));
+        assert_eq!(written, expected);
+        let copy = Checkpoint::open(folder.path()).unwrap();
+        let (read, stored) = (copy.generation_defaults(), gguf.generation_defaults());
+        assert_eq!(
+            (read.temperature, read.repetition_penalty),
+            (stored.temperature, stored.repetition_penalty),
+            "{sampling:?}"
+        );
+    }
+}
+
+#[test]
+fn copying_tells_absence_from_what_cannot_be_read_and_that_from_what_cannot_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    copy_if_present(&at("absent"), &at("copy")).unwrap();
+    copy_if_present(folder.path(), &at("copy")).unwrap();
+    assert!(!at("copy").exists());
+    let text: Vec<u8> = (0..200_000_u32).map(|i| (i % 251) as u8).collect();
+    fs::write(at("text"), &text).unwrap();
+    copy_if_present(&at("text"), &at("copy")).unwrap();
+    assert_eq!(fs::read(at("copy")).unwrap(), text);
+
+    // A name below a file is not one that is merely absent. Permissions would do too, but not for root.
+    let error = copy_if_present(&at("text/tokenizer.json"), &at("second")).unwrap_err();
+    let WriteError::Read(CheckpointError::Io { action: "read", path, .. }) = error else { panic!("{error}") };
+    assert_eq!(path, at("text/tokenizer.json"));
+    let error = copy_if_present(&at("text"), &at("copy")).unwrap_err();
+    assert!(matches!(&error, WriteError::Io { path, .. } if *path == at("copy")), "{error}");
+    // It opens, and then cannot be read.
+    #[cfg(target_os = "linux")]
+    {
+        let error = copy_if_present(Path::new("/proc/self/mem"), &at("third")).unwrap_err();
+        assert!(matches!(error, WriteError::Read(_)), "{error}");
+    }
+}
+
+#[test]
 fn a_break_ends_the_work_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let mut reports = Vec::new();
@@ -225,6 +305,7 @@ fn parts_are_bounded_and_cover_a_tensor_in_order() {
         (CHUNK_ELEMENTS + 7, 1),
         (0, 5),
         (5, 0),
+        (usize::MAX, 0),
     ];
     for (rows, cols) in shapes {
         let mut next = 0;
