@@ -89,7 +89,7 @@ pub enum CheckpointError {
         /// The name that was looked up.
         name: String,
         /// What the format of the file calls it, where that is something else.
-        stored_name: Option<String>,
+        stored_name: Option<Box<str>>,
         /// How many tensors there are.
         count: usize,
     },
@@ -99,13 +99,13 @@ pub enum CheckpointError {
         /// The checkpoint.
         path: PathBuf,
         /// The tensor.
-        name: String,
+        name: Box<str>,
         /// Its name in the file, where that is another.
-        stored_name: Option<String>,
+        stored_name: Option<Box<str>>,
         /// Its shape in the file.
-        found: Vec<usize>,
+        found: Box<[usize]>,
         /// Its shape by the configuration.
-        expected: Vec<usize>,
+        expected: Box<[usize]>,
     },
     /// A tensor is stored in a type that cannot be read.
     #[error("{path}: tensor `{name}`{} is stored as {found}; readable types are {supported}", beside(.stored_name))]
@@ -113,11 +113,11 @@ pub enum CheckpointError {
         /// The checkpoint.
         path: PathBuf,
         /// The tensor.
-        name: String,
+        name: Box<str>,
         /// Its name in the file, where that is another.
-        stored_name: Option<String>,
+        stored_name: Option<Box<str>>,
         /// How it is stored.
-        found: String,
+        found: Box<str>,
         /// What can be read.
         supported: &'static str,
     },
@@ -140,11 +140,11 @@ pub enum CheckpointError {
 }
 
 /// A GGUF file's own name, at the start of a remark.
-fn before(stored_name: &Option<String>) -> String {
+fn before(stored_name: &Option<Box<str>>) -> String {
     stored_name.as_ref().map_or_else(String::new, |name| format!("`{name}` in GGUF; "))
 }
 
 /// A GGUF file's own name, as a remark behind the other.
-fn beside(stored_name: &Option<String>) -> String {
+fn beside(stored_name: &Option<Box<str>>) -> String {
     stored_name.as_ref().map_or_else(String::new, |name| format!(" (`{name}` in GGUF)"))
 }

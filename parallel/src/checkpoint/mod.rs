@@ -158,9 +158,9 @@ impl Checkpoint {
         self.tensors.get(name).ok_or_else(|| match self.unreadable.get(name) {
             Some(found) => CheckpointError::Encoding {
                 path: self.path.clone(),
-                name: name.to_owned(),
+                name: name.into(),
                 stored_name: self.stored_name(name),
-                found: found.clone(),
+                found: found.clone().into(),
                 supported: Encoding::SUPPORTED,
             },
             None => CheckpointError::MissingTensor {
@@ -173,8 +173,8 @@ impl Checkpoint {
     }
 
     /// What the file calls a tensor, where that is not its Hugging Face name.
-    fn stored_name(&self, name: &str) -> Option<String> {
-        self.gguf.as_ref().and_then(|_| gguf::stored_name(name))
+    fn stored_name(&self, name: &str) -> Option<Box<str>> {
+        self.gguf.as_ref().and_then(|_| gguf::stored_name(name)).map(String::into_boxed_str)
     }
 }
 

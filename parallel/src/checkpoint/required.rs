@@ -65,9 +65,9 @@ fn expect(checkpoint: &Checkpoint, name: &str, expected: &[usize]) -> Result<(),
     }
     Err(CheckpointError::Shape {
         path: checkpoint.path().to_owned(),
-        name: name.to_owned(),
+        name: name.into(),
         stored_name: checkpoint.stored_name(name),
-        found: tensor.info.shape.clone(),
-        expected: expected.to_owned(),
+        found: tensor.info.shape.clone().into(),
+        expected: expected.into(),
     })
 }

@@ -50,7 +50,7 @@ fn check_llama(checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         layer < layers && !LAYER_TENSORS.contains(&part) && !part.ends_with(HARMLESS_IN_FOLDERS)
     });
     if let Some(name) = unused.clone().find(|name| changes_the_result(name)) {
-        let stored = checkpoint.stored_name(name).unwrap_or_else(|| name.clone());
+        let stored = checkpoint.stored_name(name).unwrap_or_else(|| name.as_str().into());
         let what = if name.ends_with(".bias") { "bias" } else { "tensor" };
         return refuse(format!("the {what} `{stored}`"));
     }

@@ -13,8 +13,8 @@ use super::{AppState, error::ApiError};
 
 /// Longest time a body may take: a client that sends a byte a minute must not keep its buffer for ever.
 const BODY_SECONDS_MAX: u64 = 30;
-/// Without a template, bodies up to this size are parsed and tokenised where they are read (about a millisecond); longer
-/// ones on a thread of their own, so that they do not hold up other requests' tokens.
+/// Without a template, bodies up to this size are parsed and tokenised where they are read (about a millisecond);
+/// longer ones on a thread of their own, so that they do not hold up other requests' tokens.
 const INLINE_BYTES_MAX: usize = 16 << 10;
 
 /// The whole body of a JSON request.

@@ -44,7 +44,7 @@ pub(super) fn check_kind(path: &Path, gguf: &Gguf) -> Result<(), CheckpointError
     }
 }
 
-/// Builds the configuration of a file that [`check_kind`] has let pass. `factors` are the contents of `rope_freqs.weight`.
+/// Builds the configuration of a file that [`check_kind`] has let pass. `factors` are what `rope_freqs.weight` holds.
 pub(super) fn parse(
     path: &Path,
     gguf: &Gguf,

@@ -203,9 +203,9 @@ impl Contents {
         if let Some(found) = self.unreadable.get(names::ROPE_FREQS) {
             return Err(CheckpointError::Encoding {
                 path: path.to_owned(),
-                name: names::ROPE_FREQS.to_owned(),
+                name: names::ROPE_FREQS.into(),
                 stored_name: None,
-                found: found.clone(),
+                found: found.clone().into(),
                 supported: Encoding::SUPPORTED,
             });
         }
