@@ -13,7 +13,7 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How to draw.
     pub sampling: SamplingParams,
-    /// Most tokens to generate; 0 asks for prompt log-probabilities alone.
+    /// Most tokens to generate; 0 asks for prompt log-probabilities alone, or for nothing but the end.
     pub max_tokens: usize,
     /// Tokens that end the generation (the end-of-sequence tokens unless ignored, and the caller's own).
     /// The ending token is reported like any other.

@@ -212,7 +212,7 @@ fn random_request(random: &mut Random, longest: usize) -> Request {
         max_tokens,
         stop_token_ids: if random.chance(70) { vec![STOP] } else { Vec::new() },
         logprobs: random.chance(20).then_some(2),
-        prompt_logprobs: (max_tokens == 0 || random.chance(20)).then_some(1),
+        prompt_logprobs: random.chance(20).then_some(1),
     }
 }
 

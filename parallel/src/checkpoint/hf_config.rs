@@ -175,6 +175,7 @@ fn sliding_window(
     let window = match fields.size(KEY)? {
         Some(window) => window,
         None if fields.is_null(KEY) => return Ok(None),
+        None if all_layers_are(fields, "full_attention") => return Ok(None),
         // What `transformers` takes where the file is silent; it writes the key itself.
         None => MISTRAL_WINDOW,
     };
@@ -182,9 +183,7 @@ fn sliding_window(
         return Err(fields.bad(KEY, "is 0; it must be positive, or null for full attention"));
     };
     // Relatives that alternate between kinds of layers say so here.
-    if let Some(kinds) = fields.get("layer_types").and_then(Value::as_array)
-        && kinds.iter().any(|kind| kind.as_str() != Some("sliding_attention"))
-    {
+    if fields.get("layer_types").is_some() && !all_layers_are(fields, "sliding_attention") {
         return Err(CheckpointError::Unsupported {
             path: path.to_owned(),
             needed: "`layer_types` that differ from layer to layer".to_owned(),
@@ -192,6 +191,12 @@ fn sliding_window(
         });
     }
     Ok(Some(window))
+}
+
+/// Whether the file lists kinds of layers, and no other kind.
+fn all_layers_are(fields: &Fields<'_>, kind: &str) -> bool {
+    let kinds = fields.get("layer_types").and_then(Value::as_array);
+    kinds.is_some_and(|kinds| kinds.iter().all(|other| other.as_str() == Some(kind)))
 }
 
 /// Rotary embedding: `rope_parameters` (5), or `rope_theta` beside `rope_scaling` (4).

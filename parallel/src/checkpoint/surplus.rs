@@ -66,7 +66,8 @@ fn is_bias_outside_layers(name: &str) -> bool {
     matches!(name, "lm_head.bias" | "model.norm.bias")
 }
 
-/// Whether an unused tensor is one that no layer may be computed without: biases, and norms of any spelling.
+/// Whether an unused tensor is one that no layer may be computed without: biases, attention sinks, and norms of any
+/// spelling.
 fn changes_the_result(name: &str) -> bool {
-    name.ends_with(".bias") || name.ends_with("norm.weight")
+    name.ends_with(".bias") || name.ends_with(".sinks") || name.ends_with("norm.weight")
 }

@@ -68,7 +68,7 @@ pub(super) async fn finished<T>(
         done = &mut work => return Ok(done),
         () = signal() => stop.store(true, Relaxed),
     }
-    eprintln!("removing what was written; a second signal ends at once and leaves it");
+    eprintln!("ending at the next step; a second signal ends at once and leaves what was written");
     tokio::select! {
         done = work => Ok(done),
         () = signal() => anyhow::bail!("ended by a second signal; a folder named OUTPUT.partial-N may be left"),

@@ -41,7 +41,7 @@ pub enum ConvertError {
         /// The output.
         path: PathBuf,
         /// What it is.
-        problem: &'static str,
+        problem: String,
     },
     /// Another file system begins at the output, so nothing can be put in its place.
     #[error("{} is a mount point and cannot be replaced as a whole: choose a folder in it", .path.display())]
@@ -107,6 +107,21 @@ pub enum ConvertError {
         /// Why.
         #[source]
         source: io::Error,
+    },
+    /// The conversion is done, but its folder could not take its place; it is kept.
+    #[error(
+        "the conversion is whole in {}, but could not take its place at {}: move it",
+        .folder.display(),
+        .output.display()
+    )]
+    Kept {
+        /// Where the finished folder is.
+        folder: PathBuf,
+        /// Where it was to be.
+        output: PathBuf,
+        /// Why it could not be put there.
+        #[source]
+        source: Box<ConvertError>,
     },
     /// The finished folder could not be put in its place, nor the old model back into it.
     #[error(

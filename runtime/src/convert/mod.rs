@@ -93,7 +93,8 @@ pub struct Converted {
 /// `progress` is told bytes written and bytes in all; a break ends the work with [`ConvertError::is_interrupted`].
 ///
 /// After an error nothing is left, neither under the output's name nor beside it nor above it, and what stood there
-/// before stands there still. The one exception is [`ConvertError::RollBack`], which says where everything is.
+/// before stands there still. The exceptions are [`ConvertError::Kept`] and [`ConvertError::RollBack`], after all the
+/// work was done: they say where everything is.
 ///
 /// A process that is killed leaves its working folder, `OUTPUT.partial-N`, and folders that it made above. They do not
 /// disturb a later run and may be deleted: `new` in it is the unfinished folder or, after the output was replaced, the

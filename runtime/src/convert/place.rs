@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use super::ConvertError;
+use super::{ConvertError, TEXT_FILES};
 
 /// What a folder must hold to be taken for a model that may be replaced: this, naming a kind of model,
 const CONFIG_FILE: &str = "config.json";
@@ -34,13 +34,13 @@ pub(super) enum Standing {
 
 /// Whether an output may be put here: where nothing is, over an empty folder, and over a model when asked.
 pub(super) fn may_stand_at(path: &Path, overwrite: bool) -> Result<Standing, ConvertError> {
-    let refuse = |problem| Err(ConvertError::NotReplaceable { path: path.to_owned(), problem });
+    let refuse = |problem: String| Err(ConvertError::NotReplaceable { path: path.to_owned(), problem });
     let read = |source| ConvertError::Read { path: path.to_owned(), source };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Standing::Nothing),
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => return Err(below_file(path)),
         Err(source) => return Err(read(source)),
-        Ok(metadata) if !metadata.is_dir() => return refuse("is not a folder"),
+        Ok(metadata) if !metadata.is_dir() => return refuse("is not a folder".to_owned()),
         Ok(_) => {}
     }
     if is_mount_point(path).map_err(read)? {
@@ -60,23 +60,40 @@ pub(super) fn may_stand_at(path: &Path, overwrite: bool) -> Result<Standing, Con
 
 /// Why a folder is not taken for a model. A slip of the hand must not delete somebody's home, nor a repository or a
 /// tool's settings that happen to have a `config.json`.
-fn problem_of_model(folder: &Path) -> io::Result<Option<&'static str>> {
+fn problem_of_model(folder: &Path) -> io::Result<Option<String>> {
     if !folder.join(CONFIG_FILE).is_file() {
-        return Ok(Some("is not a model (it has no config.json)"));
+        return Ok(Some("is not a model (it has no config.json)".to_owned()));
     }
     if !names_a_model(&folder.join(CONFIG_FILE))? {
-        return Ok(Some("is not a model (its config.json has neither architectures nor model_type)"));
+        let problem = "is not a model (its config.json has neither architectures nor model_type)";
+        return Ok(Some(problem.to_owned()));
     }
     if !WEIGHT_FILES.iter().any(|name| folder.join(name).is_file()) {
-        return Ok(Some("is not a model (it has neither model.safetensors nor its index)"));
+        return Ok(Some("is not a model (it has neither model.safetensors nor its index)".to_owned()));
     }
     for entry in fs::read_dir(folder)? {
         // Of a link, this tells what the link is; only the link would be deleted.
-        if entry?.file_type()?.is_dir() {
-            return Ok(Some("has folders of its own, which a converted model has not"));
+        let (entry, name) = entry.map(|entry| (entry.file_type(), entry.file_name()))?;
+        if entry?.is_dir() {
+            return Ok(Some("has folders of its own, which a converted model has not".to_owned()));
+        }
+        if !name.to_str().is_some_and(belongs_to_a_model) {
+            let name = name.to_string_lossy();
+            return Ok(Some(format!("holds {name:?}, which no conversion writes and which would be lost")));
         }
     }
     Ok(None)
+}
+
+/// Whether a file is one of a published model's: what a conversion writes, and what stands beside it in the hub.
+fn belongs_to_a_model(name: &str) -> bool {
+    let weights = name.starts_with("model") && name.ends_with(".safetensors");
+    let prose = name == "README.md" || name.starts_with("LICENSE") || name == ".gitattributes";
+    weights
+        || prose
+        || WEIGHT_FILES.contains(&name)
+        || TEXT_FILES.contains(&name)
+        || [CONFIG_FILE, "generation_config.json"].contains(&name)
 }
 
 fn names_a_model(config: &Path) -> io::Result<bool> {

@@ -37,9 +37,11 @@ impl Staging {
         let parent = resolved.parent().ok_or_else(named)?.to_owned();
         let name = resolved.file_name().ok_or_else(named)?.to_owned();
         place::may_stand_at(&resolved, overwrite)?;
-        if let Ok(input) = fs::canonicalize(input)
-            && input.starts_with(&resolved)
-        {
+        // A folder's files may be links that lead into the output.
+        let inside = fs::read_dir(input).into_iter().flatten().flatten().map(|entry| entry.path());
+        let files =
+            std::iter::once(input.to_owned()).chain(inside).filter_map(|path| fs::canonicalize(path).ok());
+        if let Some(input) = files.into_iter().find(|file| file.starts_with(&resolved)) {
             return Err(ConvertError::InputInOutput { input, output: resolved });
         }
         Ok(Staging { output: resolved, parent, name, overwrite })
@@ -125,16 +127,21 @@ impl Staged {
         // Names become durable before the folder that holds them gets its own.
         sync(&self.folder);
         // Hours may have passed, and another conversion may have ended here.
-        let moved = match place::may_stand_at(&output, self.place.overwrite)? {
+        let moved = place::may_stand_at(&output, self.place.overwrite).and_then(|standing| match standing {
             Standing::Nothing => rename(&self.folder, &output),
             Standing::Model => exchange(&self.folder, &output),
-        };
+        });
         if let Err(error) = moved {
-            if matches!(error, ConvertError::RollBack { .. }) {
-                // It holds the only copy of the old model, and a whole new one.
-                self.work = None;
-            }
-            return Err(error);
+            // What took hours is kept, and so is an old model that could not be put back.
+            self.work = None;
+            self.parents.0.clear();
+            return Err(match error {
+                ConvertError::RollBack { .. } => error,
+                other => {
+                    let (folder, source) = (self.folder.clone(), Box::new(other));
+                    ConvertError::Kept { folder, output, source }
+                }
+            });
         }
         self.parents.0.clear();
         sync(&self.place.parent);

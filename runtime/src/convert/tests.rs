@@ -75,9 +75,9 @@ fn what_stands_at_the_output_is_replaced_only_when_asked_and_only_if_it_is_a_mod
     );
     assert_eq!(fs::read(at("empty").join("model.safetensors")).unwrap(), old);
 
-    fs::write(at("empty").join("stale"), "x").unwrap();
+    fs::write(at("empty").join("model-00007-of-00009.safetensors"), "x").unwrap();
     run(&model, &at("empty"), &ConvertOptions { dtype: DType::F32, ..overwrite.clone() }).unwrap();
-    assert!(!at("empty").join("stale").exists());
+    assert!(!at("empty").join("model-00007-of-00009.safetensors").exists());
     let (from, to) = (Checkpoint::open(&model).unwrap(), Checkpoint::open(&at("empty")).unwrap());
     assert_eq!(from.stored_bytes(), to.stored_bytes(), "the new one is there");
 
@@ -102,13 +102,16 @@ fn only_what_is_a_model_through_and_through_is_taken_for_one() {
     let overwrite = ConvertOptions { overwrite: true, ..ConvertOptions::default() };
     let weights = "model.safetensors";
     type Damage = fn(&Path);
-    let cases: [(&str, Damage); 5] = [
+    let cases: [(&str, Damage); 6] = [
         ("neither architectures nor model_type", |out| {
             fs::write(out.join("config.json"), "{\"auths\": {}}").unwrap()
         }),
         ("neither architectures nor model_type", |out| fs::write(out.join("config.json"), "hello").unwrap()),
         ("neither model.safetensors nor its index", |out| {
             fs::rename(out.join("model.safetensors"), out.join("model.bin")).unwrap();
+        }),
+        ("\"optimizer.pt\", which no conversion writes", |out| {
+            fs::write(out.join("optimizer.pt"), "weeks of work").unwrap();
         }),
         ("folders of its own", |out| fs::create_dir(out.join(".git")).unwrap()),
         ("no config.json", |out| fs::remove_file(out.join("config.json")).unwrap()),
@@ -142,8 +145,12 @@ fn a_model_that_appears_meanwhile_is_not_replaced_unless_asked() {
         ControlFlow::Continue(())
     };
     let error = convert(&model, &out, &ConvertOptions::default(), &mut { faster }).unwrap_err();
-    assert!(matches!(error, ConvertError::Exists { .. }), "{error}");
-    assert_eq!(names(parent.path()), ["model", "out"]);
+    let ConvertError::Kept { folder, source, .. } = error else { panic!("{error}") };
+    assert!(matches!(*source, ConvertError::Exists { .. }), "{source}");
+    let done = Checkpoint::open(&folder).unwrap().tensor("model.norm.weight").unwrap().encoding;
+    assert_eq!(done, Encoding::Bf16, "the work is not lost");
+    assert_eq!(names(parent.path()), ["model", "out", "out.partial-1"]);
+    fs::remove_dir_all(parent.path().join("out.partial-1")).unwrap();
     let kept = Checkpoint::open(&out).unwrap().tensor("model.norm.weight").unwrap().encoding;
     assert_eq!(kept, Encoding::F32);
 

@@ -3,14 +3,22 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
+    fmt,
 };
 
 /// Environment variables, as of one moment.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Environment {
     variables: BTreeMap<String, String>,
     /// Names of variables whose values are no text.
     not_unicode: BTreeSet<String>,
+}
+
+/// Names only: values may be secrets.
+impl fmt::Debug for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.variables.keys()).entries(&self.not_unicode).finish()
+    }
 }
 
 impl Environment {

@@ -1,9 +1,6 @@
 //! What stands above the file: environment variables, and above them the command line.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::{Mutex, PoisonError},
-};
+use std::collections::HashMap;
 
 use config::{Config, Map, Value, ValueKind};
 use consort_kernels::device::Isa;
@@ -262,7 +259,7 @@ fn unknown_variable(name: &str, value: &str, without_server: bool, violations: &
             return;
         }
         Unknown::Doubtful(meant) => {
-            warn_once(name, &meant);
+            tracing::warn!("the environment variable {} has no effect; did you mean {meant}?", shown(name));
             return;
         }
         Unknown::Setting(Some(meant)) => format!("did you mean {meant}?"),
@@ -277,19 +274,16 @@ fn unknown_variable(name: &str, value: &str, without_server: bool, violations: &
     violations.add(shown(&key), &origin, "no setting has this name", remedy);
 }
 
-/// Settings are read several times as a server starts.
-fn warn_once(name: &str, meant: &str) {
-    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-    if told.insert(name.to_owned()) {
-        tracing::warn!("the environment variable {} has no effect; did you mean {meant}?", shown(name));
-    }
-}
-
 pub(super) fn judge(name: &str, value: &str) -> Unknown {
     let Some(rest) = name.strip_prefix("CONSORT_") else { return Unknown::Foreign };
     // Of links between containers, the last are the variables of the other one.
+    let of_port = ["_TCP", "_UDP", "_SCTP"].iter().any(|protocol| {
+        let port = name.rsplit_once("_PORT_").map(|(_, rest)| rest);
+        port.and_then(|rest| rest.split_once(protocol))
+            .is_some_and(|(number, _)| number.parse::<u16>().is_ok())
+    });
     let is_service_link = value.contains("://")
+        || of_port
         || name.contains("_SERVICE_HOST")
         || name.contains("_SERVICE_PORT")
         || rest.starts_with("ENV_");

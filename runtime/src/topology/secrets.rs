@@ -16,7 +16,7 @@ const WORDS: [&str; 10] = [
     "private_key",
 ];
 /// Words that do so only as a whole part of a name: `hf_token` is a secret, but `max_num_batched_tokens` is none.
-const PARTS: [&str; 2] = ["token", "key"];
+const PARTS: [&str; 6] = ["token", "key", "keys", "auth", "pwd", "pass"];
 /// The longest names of variables that are single words; what is longer without a `_` is probably a key.
 const SINGLE_WORD_MAX: usize = 16;
 

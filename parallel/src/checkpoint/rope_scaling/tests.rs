@@ -309,6 +309,11 @@ fn a_window_is_mistral_s_and_null_means_none_while_absence_means_4096() {
     });
     let absent = absent.unwrap();
     assert_eq!((absent.architecture, absent.sliding_window.unwrap().get()), (Architecture::Mistral, 4096));
+    let full = folder(|config| {
+        config["architectures"] = json!(["MistralForCausalLM"]);
+        config["layer_types"] = json!(["full_attention"]);
+    });
+    assert_eq!(full.unwrap().sliding_window, None, "no layer has a window");
     // transformers' Llama does not heed the key.
     let llama = folder(|config| config["sliding_window"] = json!(7)).unwrap();
     assert_eq!((llama.architecture, llama.sliding_window), (Architecture::Llama, None));

@@ -189,9 +189,9 @@ fn generation(defaults: &GenerationDefaults, tokens: &Tokens) -> Map<String, Val
     object
 }
 
-/// A folder's own `config.json` with another type, and with what `transformers` would guess in another way spelled
-/// out. Where a file is silent about tying, this project looks whether there is a head; where it is silent about
-/// Mistral's window, there is none here and one of 4096 there.
+/// A folder's own `config.json` with another type, and with what it leaves to be guessed spelled out. Where a file is
+/// silent about tying, this project looks whether there is a head and `transformers` does not; of Mistral's window,
+/// both take the same, and a later release's default shall not change it.
 fn adapted(checkpoint: &Checkpoint, dtype: DType) -> Result<Map<String, Value>, WriteError> {
     let mut object = read_object(&checkpoint.path().join(CONFIG_FILE))?;
     let name = json!(dtype.to_string());

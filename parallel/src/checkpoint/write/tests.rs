@@ -194,7 +194,7 @@ fn mistrals_window_is_spelled_out_where_the_folder_leaves_it_to_be_guessed() {
         let from = build::folder(&config, &build::tensors());
         let (folder, _) = write(&Checkpoint::open(from.path()).unwrap(), &ONE_FILE);
         let written = json_of(&folder.path().join("config.json"));
-        assert_eq!(written.get("sliding_window"), Some(&window.unwrap_or_default()));
+        assert_eq!(written.get("sliding_window"), Some(&window.unwrap_or(json!(4096))));
     }
     // transformers' Llama has no such key, and gets none.
     let from = build::folder(&build::config(), &build::tensors());

@@ -146,6 +146,26 @@ async fn streamed_choices_of_a_chat_each_have_a_role_a_text_and_an_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn prompts_alone_are_echoed_once_for_every_choice() {
+    let server = start(ServerSettings::default()).await;
+    for logprobs in [Value::Null, json!(1)] {
+        let body = json!({"prompt": "abc", "n": 2, "max_tokens": 0, "echo": true, "logprobs": logprobs});
+        let answer = server.complete(body).await;
+        assert_eq!(answer.status, 200, "{:?}", answer.body);
+        let choices = answer.json()["choices"].as_array().expect("choices").clone();
+        assert_eq!(choices.len(), 2);
+        for (index, choice) in choices.iter().enumerate() {
+            assert_eq!((&choice["index"], &choice["text"]), (&json!(index), &json!("abc")));
+            assert_eq!(choice["logprobs"], choices[0]["logprobs"]);
+            let told = choice["logprobs"]["tokens"].as_array().map(Vec::len);
+            assert_eq!(told, (!logprobs.is_null()).then_some(3));
+        }
+        assert_eq!(answer.json()["usage"]["completion_tokens"], 0);
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn choices_that_do_not_fit_the_queue_are_refused_together_and_leave_nothing() {
     let narrow = |builder: EngineBuilder| {
         builder.with_overrides(|set| (set.max_num_seqs, set.max_waiting_requests) = (Some(1), Some(4)))

@@ -28,7 +28,10 @@ pub(super) fn settle(raw: &mut RawTopology) {
     }
     match size.origin.layer().cmp(&first.origin.layer()) {
         Ordering::Less => raw.parallel.tensor_parallel_size = None,
-        Ordering::Greater => raw.node.clear(),
+        // Nodes elsewhere stay, to be refused: nothing is run here that was meant for another machine.
+        Ordering::Greater => {
+            raw.node.retain(|node| node.host.as_ref().is_some_and(|host| !is_here(&host.value)));
+        }
         Ordering::Equal => {}
     }
 }
@@ -92,16 +95,7 @@ pub(super) fn devices(size: &Leaf<i64>, nodes: &[RawNode], fields: &mut Fields) 
 
 fn host(at: usize, host: &Leaf<String>, violations: &mut Violations) {
     let Some(given) = host else { return };
-    let name = given.value.trim();
-    // An address with colons of its own is no name with a port.
-    let without_port = match name.rsplit_once(':') {
-        Some((before, port)) if name.parse::<IpAddr>().is_err() && port.parse::<u16>().is_ok() => before,
-        _ => name,
-    };
-    let bare = without_port.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(without_port);
-    let is_here = bare.eq_ignore_ascii_case("localhost")
-        || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
-    if !is_here {
+    if !is_here(&given.value) {
         violations.add(
             format!("node[{at}].host"),
             &given.origin,
@@ -109,6 +103,19 @@ fn host(at: usize, host: &Leaf<String>, violations: &mut Violations) {
             "remove the key, or set it to \"localhost\"",
         );
     }
+}
+
+/// Whether a host, perhaps with a port, names this machine.
+fn is_here(host: &str) -> bool {
+    let name = host.trim();
+    // An address with colons of its own is no name with a port.
+    let without_port = match name.rsplit_once(':') {
+        Some((before, port)) if name.parse::<IpAddr>().is_err() && port.parse::<u16>().is_ok() => before,
+        _ => name,
+    };
+    let bare = without_port.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(without_port);
+    bare.eq_ignore_ascii_case("localhost")
+        || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 fn device(key: &str, given: &Sourced<String>, violations: &mut Violations) -> DeviceSpec {
