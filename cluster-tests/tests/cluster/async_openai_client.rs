@@ -174,7 +174,11 @@ async fn async_openai_stops_draws_by_seed_and_reads_errors() {
     for (request, status, param) in [
         (question(|request| request.temperature = Some(9.0)), 400, Some("temperature")),
         (question(|request| request.model = "no-such-model".into()), 404, Some("model")),
-        (question(|request| request.max_completion_tokens = Some(1 << 30)), 400, Some("max_tokens")),
+        (
+            question(|request| request.max_completion_tokens = Some(1 << 30)),
+            400,
+            Some("max_completion_tokens"),
+        ),
     ] {
         let refused = client.chat().create(request.clone()).await.unwrap_err();
         let OpenAIError::ApiError(error) = refused else { panic!("{refused:?}") };

@@ -51,7 +51,6 @@ fn wrong_calls_say_what_where_and_what_to_do() {
 
 #[test]
 fn print_config_shows_what_would_be_served_and_where_it_is_from() {
-    let tiny = root().join("parallel/fixtures/tiny_llama");
     let print = |source: &str, arguments: &[&str]| {
         let output = consort()
             .args(["serve", source, "--print-config"])
@@ -63,7 +62,7 @@ fn print_config_shows_what_would_be_served_and_where_it_is_from() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     };
-    let printed = print(tiny.to_str().unwrap(), &["--tp", "2", "--port", "1"]);
+    let printed = print(model().to_str().unwrap(), &["--tp", "2", "--port", "1"]);
     for (line, origin) in [
         ("tensor_parallel_size = 2", "--tensor-parallel-size"),
         ("cpu_isa = \"portable\"", "environment variable CONSORT_CPU_ISA"),

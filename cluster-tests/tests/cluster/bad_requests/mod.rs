@@ -225,8 +225,9 @@ fn a_pool_that_is_smaller_than_the_context_is_refused_at_the_start() {
     let output = consort().args(arguments).args(sizes).output().unwrap();
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{errors}");
-    let expected = "error: kv_cache_memory_bytes = 23592959 holds 63 KV blocks, but one sequence of max_model_len = \
-                    1024 tokens needs 64 (23592960 bytes); raise kv_cache_memory_bytes, or lower max_model_len (1008 \
-                    tokens would fit)";
+    let expected = "error: the configuration has 1 problem:\n--kv-cache-memory-bytes: cache.kv_cache_memory_bytes: \
+                    23592959 bytes hold 63 KV blocks, but one sequence of max_model_len = 1024 tokens needs 64 \
+                    (23592960 bytes); give 23592960 or more, or lower max_model_len (1008 tokens would fit)\n  \
+                    --max-model-len: sequences of this length are asked for here";
     assert_eq!(errors.trim_end(), expected);
 }
