@@ -159,10 +159,12 @@ fn visible(c: char) -> char {
 
 /// A value as messages repeat it: without control characters, and not all of a long one.
 pub(super) fn shown(text: &str) -> String {
-    if text.chars().nth(SHOWN_CHARS_MAX).is_none() {
-        return shown_whole(text);
+    // What is hidden is so before the text is cut, which may take away what it is known by.
+    let whole = shown_whole(text);
+    match whole.char_indices().nth(SHOWN_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", &whole[..end]),
+        None => whole,
     }
-    shown_whole(&text.chars().take(SHOWN_CHARS_MAX).collect::<String>()) + "…"
 }
 
 /// A path as messages repeat it: all of it, without control characters.
@@ -170,7 +172,18 @@ pub(crate) fn shown_path(path: &Path) -> String {
     shown_whole(&path.to_string_lossy())
 }
 
-/// A name as messages repeat it: all of it, without control characters.
+/// A name as messages repeat it: all of it, without control characters and without the password of an address.
 pub(crate) fn shown_whole(text: &str) -> String {
-    text.chars().map(|c| if c == '\t' { '␉' } else { visible(c) }).collect()
+    if let Some(user) = secrets::user_of_address(text) {
+        return [&text[..user.start], HIDDEN, &text[user.end..]]
+            .concat()
+            .chars()
+            .map(visible_in_line)
+            .collect();
+    }
+    text.chars().map(visible_in_line).collect()
+}
+
+fn visible_in_line(c: char) -> char {
+    if c == '\t' { '␉' } else { visible(c) }
 }

@@ -31,7 +31,9 @@ pub(super) fn hidden(text: &str) -> Vec<Range<usize>> {
         at += line.len();
         let content = line.trim_end_matches(['\n', '\r']);
         let cut = match open {
-            Open::None => cut(content),
+            Open::None => {
+                [cut(content), user_of_address(content).map(|user| user.start)].into_iter().flatten().min()
+            }
             _ => Some(0),
         };
         let Some(cut) = cut else { continue };
@@ -59,6 +61,14 @@ fn cut(line: &str) -> Option<usize> {
     let rest = behind.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || "_-.".contains(c));
     let sign = rest.trim_start_matches([' ', '\t', '"', '\'']);
     Some(if sign.starts_with(['=', ':']) { line.len() - sign.len() + 1 } else { end })
+}
+
+/// What stands before the `@` of the first address like `scheme://user:password@host`.
+pub(super) fn user_of_address(text: &str) -> Option<Range<usize>> {
+    let start = text.find("://")? + 3;
+    let rest = &text[start..];
+    let authority = &rest[..rest.find(['/', '"', '\'', ' ', '?', '#']).unwrap_or(rest.len())];
+    authority.rfind('@').map(|at| start..start + at)
 }
 
 /// Where a word stands by itself, between characters that are no letters.
@@ -112,6 +122,8 @@ impl Open {
         match self {
             Open::Quotes(quotes) if !hidden.contains(quotes) => return self,
             Open::Brackets(depth) => return brackets(depth, hidden),
+            // The items of a list as YAML has it.
+            Open::Line if hidden.trim_start().starts_with('-') => return Open::Line,
             Open::Quotes(_) | Open::Line => return Open::None,
             Open::None => {}
         }

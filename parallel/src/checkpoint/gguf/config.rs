@@ -137,16 +137,9 @@ fn eos_token_ids(keys: &Keys<'_>) -> Result<Vec<u32>, CheckpointError> {
     Ok(config_check::unique_tokens(ids))
 }
 
-/// The token before a prompt, if the file wants one there. Where it is silent, sentencepiece vocabularies and
-/// Llama 3's want it, and other byte-level ones do not, as llama.cpp decides it.
+/// The token before a prompt, if the file wants one there.
 fn bos_token_id(keys: &Keys<'_>) -> Result<Option<u32>, CheckpointError> {
-    let token = keys.token("tokenizer.ggml.bos_token_id")?;
-    let wanted = keys.gguf.bool("tokenizer.ggml.add_bos_token").unwrap_or_else(|| {
-        let kind = keys.gguf.string("tokenizer.ggml.model");
-        let split = keys.gguf.string("tokenizer.ggml.pre");
-        kind == Some("llama") || matches!(split, Some("llama3" | "llama-v3" | "llama-bpe"))
-    });
-    Ok(token.filter(|_| wanted))
+    Ok(keys.token("tokenizer.ggml.bos_token_id")?.filter(|_| keys.gguf.adds_bos()))
 }
 
 /// Refuses what the Llama layers would silently compute wrongly.

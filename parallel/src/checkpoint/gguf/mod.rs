@@ -92,6 +92,16 @@ impl Gguf {
         }
     }
 
+    /// Whether prompts begin with the begin-of-sequence token. Where the file is silent, sentencepiece vocabularies and
+    /// those that split text as Llama 3 does want it, and other byte-level ones do not, as llama.cpp decides it.
+    pub fn adds_bos(&self) -> bool {
+        self.bool("tokenizer.ggml.add_bos_token").unwrap_or_else(|| {
+            let split = self.string("tokenizer.ggml.pre");
+            self.string("tokenizer.ggml.model") == Some("llama")
+                || matches!(split, Some("llama3" | "llama-v3" | "llama-bpe" | "falcon3"))
+        })
+    }
+
     fn unsigned(&self, key: &str) -> Option<u64> {
         match self.metadata.get(key)? {
             Value::Unsigned(value) => Some(*value),

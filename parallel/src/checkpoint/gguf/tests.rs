@@ -285,6 +285,8 @@ fn a_begin_token_is_put_before_prompts_only_where_the_file_wants_it() {
         (Some(false), "llama", "default", false),
         (None, "llama", "default", true),
         (None, "gpt2", "llama-bpe", true),
+        (None, "gpt2", "falcon3", true),
+        (Some(false), "gpt2", "llama-bpe", false),
         (None, "gpt2", "smollm", false),
     ] {
         let config = open(|b| {

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Sleep, sleep},
+    time::timeout,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -30,13 +30,14 @@ pub(super) struct Lingering<T> {
     closing: CancellationToken,
     shut: bool,
     bytes_left: usize,
-    timer: Option<Pin<Box<Sleep>>>,
+    /// Ends a wait for the client; begins with the first.
+    end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 impl<T> Lingering<T> {
     /// Once `closing` is cancelled the server ends, and nobody is waited for.
     pub(super) fn new(io: T, closing: CancellationToken) -> Self {
-        Self { io, closing, shut: false, bytes_left: LINGER_BYTES_MAX, timer: None }
+        Self { io, closing, shut: false, bytes_left: LINGER_BYTES_MAX, end: None }
     }
 }
 
@@ -52,8 +53,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Lingering<T> {
                 }
                 Poll::Ready(_) => break,
                 Poll::Pending => {
-                    let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(LINGER_MAX)));
-                    ready!(timer.as_mut().poll(context));
+                    let closing = &self.closing;
+                    let end = self.end.get_or_insert_with(|| {
+                        let closing = closing.clone().cancelled_owned();
+                        Box::pin(async { drop(timeout(LINGER_MAX, closing).await) })
+                    });
+                    ready!(end.as_mut().poll(context));
                     break;
                 }
             }

@@ -98,11 +98,6 @@ impl Pre {
     fn takes_whole_words(self) -> bool {
         self == Pre::Llama3
     }
-
-    /// Llama 3 begins every document with a token, and old conversions do not say so.
-    fn adds_bos(self) -> bool {
-        self == Pre::Llama3
-    }
 }
 
 /// What GGUF metadata says of a tokenizer, checked.
@@ -113,8 +108,8 @@ pub(super) struct Vocabulary<'a> {
     pub(super) token_types: &'a [i32],
     pub(super) bos: Option<u32>,
     pub(super) eos: Option<u32>,
-    pub(super) add_bos: Option<bool>,
-    pub(super) add_eos: Option<bool>,
+    pub(super) add_bos: bool,
+    pub(super) add_eos: bool,
 }
 
 impl<'a> Vocabulary<'a> {
@@ -132,8 +127,8 @@ impl<'a> Vocabulary<'a> {
             token_types: metadata.i32s(TOKEN_TYPE).unwrap_or_default(),
             bos: token(BOS),
             eos: token(EOS),
-            add_bos: metadata.bool("tokenizer.ggml.add_bos_token"),
-            add_eos: metadata.bool("tokenizer.ggml.add_eos_token"),
+            add_bos: metadata.adds_bos(),
+            add_eos: metadata.bool("tokenizer.ggml.add_eos_token").unwrap_or(false),
         })
     }
 
@@ -148,10 +143,10 @@ impl<'a> Vocabulary<'a> {
         let piece = |id: Option<u32>| id.and_then(|id| self.tokens.get(id as usize)).cloned();
         tokenizer.bos = piece(self.bos);
         tokenizer.eos = piece(self.eos);
-        if self.add_bos.unwrap_or(self.pre.adds_bos()) {
+        if self.add_bos {
             tokenizer.prefix.extend(self.bos);
         }
-        if self.add_eos.unwrap_or(false) {
+        if self.add_eos {
             tokenizer.suffix.extend(self.eos);
         }
         Ok(tokenizer)

@@ -40,7 +40,7 @@ pub(super) fn plain<'a>(fixture: &'a VocabularyFixture, token_types: &'a [i32], 
         token_types,
         bos: Some(1),
         eos: Some(2),
-        add_bos: None,
-        add_eos: None,
+        add_bos: false,
+        add_eos: false,
     }
 }

@@ -76,10 +76,12 @@ fn a_text_gets_its_first_and_last_token_where_the_metadata_asks_for_them() {
         assert_eq!(tokenizer.encode("!", false).unwrap(), [17], "only when asked");
         tokenizer.encode("!", true).unwrap()
     };
-    assert_eq!(encode("smollm", None, None), [17]);
-    assert_eq!(encode("smollm", Some(true), Some(true)), [1, 17, 2]);
-    assert_eq!(encode("llama-bpe", None, None), [1, 17], "Llama 3 conversions imply it");
-    assert_eq!(encode("llama-bpe", Some(false), None), [17]);
+    for pre in ["smollm", "llama-bpe"] {
+        assert_eq!(encode(pre, false, false), [17]);
+        assert_eq!(encode(pre, true, false), [1, 17]);
+        assert_eq!(encode(pre, false, true), [17, 2]);
+        assert_eq!(encode(pre, true, true), [1, 17, 2]);
+    }
 }
 
 #[test]
@@ -90,7 +92,7 @@ fn a_written_tokenizer_json_gives_the_same_ids_whatever_is_put_around_a_text() {
     let word = fixture.tokens.iter().position(|token| token == "Ġthe").unwrap();
     token_types[word] = 4;
     let pres = ["smollm", "gpt-2", "default", "llama-bpe", "qwen2"];
-    let around = [(None, None), (Some(true), None), (None, Some(true)), (Some(true), Some(true))];
+    let around = [(false, false), (true, false), (false, true), (true, true)];
     for (pre, (add_bos, add_eos)) in pres.into_iter().flat_map(|pre| around.map(|around| (pre, around))) {
         let vocabulary = gguf::Vocabulary { add_bos, add_eos, ..plain(&fixture, &token_types, pre) };
         let original = vocabulary.build(Path::new("test.gguf")).unwrap();
@@ -109,11 +111,8 @@ fn tokens_around_a_text_may_have_characters_with_a_meaning_in_templates() {
     let mut fixture = vocabulary();
     let token_types = types(&fixture);
     (fixture.tokens[1], fixture.tokens[2]) = ("$A:1 <|begin|>".to_owned(), "<eos:0>".to_owned());
-    let vocabulary = gguf::Vocabulary {
-        add_bos: Some(true),
-        add_eos: Some(true),
-        ..plain(&fixture, &token_types, "smollm")
-    };
+    let vocabulary =
+        gguf::Vocabulary { add_bos: true, add_eos: true, ..plain(&fixture, &token_types, "smollm") };
     let json = vocabulary.build(Path::new("test.gguf")).unwrap().to_json().unwrap();
     let inner = tokenizers::Tokenizer::from_bytes(json.as_bytes()).unwrap();
     assert_eq!(inner.encode_fast("!", true).unwrap().get_ids(), [1, 17, 2]);

@@ -51,4 +51,12 @@ async fn a_server_that_ends_waits_for_nobody() {
     let (_client, mut server, closing) = pair();
     closing.cancel();
     timeout(Duration::from_millis(1), server.shutdown()).await.expect("at once").expect("shut");
+
+    // Also one that lingers already.
+    let (_client, mut server, closing) = pair();
+    let lingering = tokio::spawn(async move { server.shutdown().await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!lingering.is_finished(), "it waits for a client that may still be sending");
+    closing.cancel();
+    timeout(Duration::from_millis(1), lingering).await.expect("at once").expect("no panic").expect("shut");
 }
