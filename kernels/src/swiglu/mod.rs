@@ -4,6 +4,7 @@
 //! `silu(x) = x / (1 + e^-x)`, with the kernels' own exponential.
 
 mod cpu;
+pub mod cuda;
 mod reference;
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,110 @@
+//! Compiles the emulator and every `kernel*.cu` of the kernels' operations with the C++ compiler.
+//!
+//! `CONSORT_SANITIZE` = `address` or `thread` compiles them with that sanitizer; whoever sets it links it, too (`cargo
+//! xtask emulate` does both).
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), Failure> {
+    let home = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    let (cpp, operations) = (home.join("cpp"), home.parent().ok_or("no parent folder")?.join("src"));
+    let prelude = operations.join("cuda");
+    for watched in [&cpp, &operations] {
+        println!("cargo:rerun-if-changed={}", watched.display());
+    }
+    println!("cargo:rerun-if-env-changed=CONSORT_SANITIZE");
+    let sanitizer = env::var("CONSORT_SANITIZE").unwrap_or_default();
+    let sanitizer = match sanitizer.as_str() {
+        "" => None,
+        "address" => Some(("-fsanitize=address", "CONSORT_ASAN")),
+        "thread" => Some(("-fsanitize=thread", "CONSORT_TSAN")),
+        other => return Err(format!("CONSORT_SANITIZE is `{other}`; it can be `address` or `thread`").into()),
+    };
+    let common = || {
+        let mut build = cc::Build::new();
+        build.cpp(true).std("c++20").opt_level(2).warnings(false).include(&cpp).include(&prelude);
+        build.flag("-fno-strict-aliasing").flag("-ffp-contract=off").flag("-fno-omit-frame-pointer");
+        build.flag("-Wall").flag("-Wno-unknown-pragmas").flag("-Wno-unused-function");
+        build.define("CONSORT_EMULATOR", None);
+        if let Some((_, define)) = sanitizer {
+            build.define(define, None).flag("-g1");
+        }
+        build
+    };
+
+    // The machine itself is not watched: its doings are not the kernels'.
+    let mut machine = common();
+    for file in
+        ["switch.S", "fiber.cpp", "machine.cpp", "block_memory.cpp", "global_memory.cpp", "memory_fault.cpp"]
+    {
+        machine.file(cpp.join(file));
+    }
+    let mut watched = common();
+    if let Some((flag, _)) = sanitizer {
+        watched.flag(flag);
+    }
+    watched.file(cpp.join("accesses.cpp"));
+    for file in write_units(&operations, &out)? {
+        watched.file(file);
+    }
+    // One archive, since both need each other.
+    watched.objects(machine.try_compile_intermediates()?);
+    watched.try_compile("consort_emulator")?;
+    Ok(())
+}
+
+/// One C++ file for each kernel text, in a namespace of its own so that helpers of the same name do not meet, and one
+/// that makes the linker keep them all.
+fn write_units(operations: &Path, out: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let mut units = Vec::new();
+    let mut anchors = String::new();
+    for text in kernel_texts(operations)? {
+        let name: String = text
+            .strip_prefix(operations)?
+            .to_string_lossy()
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
+            .collect();
+        let unit = out.join(format!("{name}.cpp"));
+        let include = text.display();
+        fs::write(
+            &unit,
+            format!(
+                "#include \"prelude.cuh\"\nnamespace {{\n#include \"{include}\"\n}}\n\
+                 extern \"C\" const int emulator_anchor_{name} = 0;\n"
+            ),
+        )?;
+        anchors += &format!("extern \"C\" const int emulator_anchor_{name};\n");
+        anchors += &format!("const int* emulator_anchor_of_{name} = &emulator_anchor_{name};\n");
+        units.push(unit);
+    }
+    // The Rust side refers to `emulator_anchors`, this file to all units, so none is left out.
+    anchors += "extern \"C\" const int emulator_anchors = 1;\n";
+    let file = out.join("anchors.cpp");
+    fs::write(&file, anchors)?;
+    units.push(file);
+    Ok(units)
+}
+
+fn kernel_texts(operations: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let mut texts = Vec::new();
+    for folder in fs::read_dir(operations)? {
+        let folder = folder?.path();
+        if folder.is_dir() {
+            for file in fs::read_dir(folder)? {
+                let file = file?.path();
+                if file.extension().is_some_and(|extension| extension == "cu") {
+                    texts.push(file);
+                }
+            }
+        }
+    }
+    texts.sort();
+    Ok(texts)
+}

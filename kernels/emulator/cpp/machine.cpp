@@ -1,0 +1,593 @@
+// The machine: blocks, warps, barriers, copies, and the order in which threads run.
+#include "machine.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "block_memory.h"
+#include "fiber.h"
+#include "launch.h"
+#include "memory_fault.h"
+
+namespace emulator {
+
+thread_local Thread* current = nullptr;
+
+namespace {
+
+struct Block;
+
+struct Copy {
+    void* to;
+    const void* from;
+    bool valid;
+};
+
+// A thread. Its `place` comes first: `current` points to it.
+struct Lane {
+    Thread place;
+    Block* block = nullptr;
+    Fiber fiber;
+    bool done = false;
+    // While set, there is nothing to run before `*waits_for` differs from `seen`.
+    const std::uint64_t* waits_for = nullptr;
+    std::uint64_t seen = 0;
+    const char* waits_in = nullptr;
+    int waits_line = 0;
+    std::vector<Copy> open;
+    std::deque<std::vector<Copy>> groups;
+};
+
+// One operation of the lanes of one mask. Results are kept twice, because a lane may come for the next operation before
+// a slow one has read the last.
+struct Rendezvous {
+    unsigned mask = 0, arrived = 0;
+    std::uint64_t generation = 0;
+    Collective what{};
+    int line = 0;
+    alignas(16) unsigned char brought[32][LANE_BYTES];
+    alignas(16) unsigned char result[2][32 * LANE_BYTES];
+};
+
+struct Warp {
+    unsigned alive = 0;
+    std::deque<Rendezvous> meetings;
+};
+
+struct Grid {
+    const EmulatorGrid* launch;
+    const Kernel* kernel;
+    std::vector<std::vector<std::uint64_t>> arguments;
+    std::vector<void*> pointers;
+};
+
+struct Block {
+    Grid* grid;
+    Index index;
+    unsigned threads = 0, alive = 0;
+    bool begun = false;
+    std::uint64_t generation = 0;
+    unsigned arrived = 0, votes = 0, last_votes = 0;
+    int barrier_line = 0;
+    const Lane* left_first = nullptr;
+    BlockMemory shared;
+    std::vector<Lane*> lanes;
+    std::vector<Warp> warps;
+};
+
+struct Machine {
+    EmulatorSettings settings{};
+    std::uint64_t random = 0;
+    std::uint64_t events = 0;
+    std::string failure;
+    bool failed = false;
+    std::vector<std::unique_ptr<Lane>> lanes;
+    std::vector<Lane*> idle;
+
+    std::uint64_t next_random() {
+        random += 0x9e3779b97f4a7c15ull;
+        std::uint64_t z = random;
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+        z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+        return z ^ z >> 31;
+    }
+};
+
+enum Order { ASCENDING, DESCENDING, SHUFFLED, FAR_WARP };
+enum Copies { LATE, AT_ONCE, BY_CHANCE };
+
+thread_local Machine* machine = nullptr;
+
+std::map<std::string, Kernel>& kernels() {
+    static std::map<std::string, Kernel> all;
+    return all;
+}
+
+Lane& me() { return *reinterpret_cast<Lane*>(current); }
+
+std::string describe(const Lane& lane) {
+    char text[256];
+    const Block& block = *lane.block;
+    std::snprintf(text, sizeof text, "kernel %s, rank %u, block (%u, %u, %u), thread (%u, %u, %u)",
+                  block.grid->kernel->name, block.grid->launch->rank, block.index.x, block.index.y, block.index.z,
+                  lane.place.thread.x, lane.place.thread.y, lane.place.thread.z);
+    return text;
+}
+
+void fail(const std::string& what) {
+    if (!machine->failed) machine->failure = what;
+    machine->failed = true;
+}
+
+// Waits until `*word` is no longer `seen`.
+void wait_for(const std::uint64_t* word, std::uint64_t seen, const char* in, int line) {
+    Lane& lane = me();
+    lane.waits_for = word;
+    lane.seen = seen;
+    lane.waits_in = in;
+    lane.waits_line = line;
+    while (*word == seen) lane.fiber.leave(false);
+    lane.waits_for = nullptr;
+}
+
+const char* name_of(Collective what) {
+    switch (what) {
+    case Collective::Sync: return "__syncwarp";
+    case Collective::Shuffle: return "a shuffle";
+    case Collective::Vote: return "a vote";
+    case Collective::LoadMatrices: return "load_matrices";
+    case Collective::LoadMatricesTransposed: return "load_matrices_transposed";
+    case Collective::MultiplyBf16: return "multiply_16x8x16";
+    }
+    return "a warp operation";
+}
+
+// ---- What a warp operation makes of what its lanes brought ----
+
+void load_matrices(Rendezvous& meeting, unsigned char* result, bool transposed) {
+    std::uint16_t rows[32][8];
+    for (unsigned lane = 0; lane < 32; lane++) {
+        const void* row;
+        std::memcpy(&row, meeting.brought[lane], sizeof row);
+        if (reinterpret_cast<std::uintptr_t>(row) % 16 != 0)
+            fault("line %d: lane %u gives the row of a matrix at %p, which is not aligned to 16 bytes", meeting.line,
+                  lane, row);
+        access_matrix_row(rows[lane], row);
+    }
+    for (unsigned lane = 0; lane < 32; lane++) {
+        std::uint16_t out[4][2];
+        for (unsigned matrix = 0; matrix < 4; matrix++)
+            for (unsigned half = 0; half < 2; half++) {
+                unsigned row = lane / 4, column = lane % 4 * 2 + half;
+                if (transposed) std::swap(row, column);
+                out[matrix][half] = rows[matrix * 8 + row][column];
+            }
+        std::memcpy(result + lane * LANE_BYTES, out, sizeof out);
+    }
+}
+
+struct Operands {
+    float d[4];
+    std::uint16_t a[4][2], b[2][2];
+};
+
+float widen(std::uint16_t bits) {
+    std::uint32_t wide = std::uint32_t(bits) << 16;
+    float value;
+    std::memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+// Products are exact in float; they are summed in ascending k, from zero, then added to d. A tensor core sums them in
+// another order and with other roundings: kernels may rely on neither.
+void multiply(const Rendezvous& meeting, unsigned char* result) {
+    float a[16][16], b[16][8], sums[16][8] = {};
+    Operands operands[32];
+    for (unsigned lane = 0; lane < 32; lane++) {
+        std::memcpy(&operands[lane], meeting.brought[lane], sizeof(Operands));
+        unsigned group = lane / 4, pair = lane % 4 * 2;
+        for (unsigned part = 0; part < 4; part++)
+            for (unsigned half = 0; half < 2; half++)
+                a[group + part % 2 * 8][pair + part / 2 * 8 + half] = widen(operands[lane].a[part][half]);
+        for (unsigned part = 0; part < 2; part++)
+            for (unsigned half = 0; half < 2; half++)
+                b[pair + part * 8 + half][group] = widen(operands[lane].b[part][half]);
+    }
+    for (unsigned row = 0; row < 16; row++)
+        for (unsigned k = 0; k < 16; k++)
+            for (unsigned column = 0; column < 8; column++) sums[row][column] += a[row][k] * b[k][column];
+    for (unsigned lane = 0; lane < 32; lane++) {
+        float* d = operands[lane].d;
+        for (unsigned at = 0; at < 4; at++) d[at] += sums[lane / 4 + at / 2 * 8][lane % 4 * 2 + at % 2];
+        std::memcpy(result + lane * LANE_BYTES, d, sizeof operands[lane].d);
+    }
+}
+
+void complete(Rendezvous& meeting) {
+    unsigned char* result = meeting.result[meeting.generation % 2];
+    switch (meeting.what) {
+    case Collective::LoadMatrices: load_matrices(meeting, result, false); break;
+    case Collective::LoadMatricesTransposed: load_matrices(meeting, result, true); break;
+    case Collective::MultiplyBf16: multiply(meeting, result); break;
+    default: std::memcpy(result, meeting.brought, sizeof meeting.brought);
+    }
+}
+
+Rendezvous& meeting_of(Warp& warp, unsigned mask) {
+    for (auto& meeting : warp.meetings)
+        if (meeting.mask == mask) return meeting;
+    warp.meetings.emplace_back();
+    warp.meetings.back().mask = mask;
+    return warp.meetings.back();
+}
+
+void perform(const std::vector<Copy>& group) {
+    for (const Copy& copy : group) access_copy_16(copy.to, copy.from, copy.valid);
+}
+
+} // namespace
+
+// ---- What threads ask for ----
+
+void fault(const char* format, ...) {
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    std::vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    Lane& lane = me();
+    fail(describe(lane) + ": " + text);
+    for (;;) lane.fiber.leave(true);
+}
+
+unsigned block_barrier(bool predicate, int line) {
+    Lane& lane = me();
+    Block& block = *lane.block;
+    if (block.arrived == 0) {
+        block.barrier_line = line;
+        block.votes = 0;
+    } else if (block.barrier_line != line) {
+        fault("a divergent barrier: this thread reaches __syncthreads in line %d, others wait in line %d", line,
+              block.barrier_line);
+    }
+    if (block.left_first)
+        fault("line %d: __syncthreads, but a thread has left the kernel: %s", line,
+              describe(*block.left_first).c_str());
+    block.votes += predicate;
+    block.arrived++;
+    machine->events++;
+    publish(&block.generation);
+    if (block.arrived == block.alive) {
+        block.arrived = 0;
+        block.last_votes = block.votes;
+        block.generation++;
+    } else {
+        wait_for(&block.generation, block.generation, "__syncthreads", line);
+    }
+    observe(&block.generation);
+    return block.last_votes;
+}
+
+const unsigned char* warp_collective(unsigned mask, Collective what, int line, const void* value, unsigned bytes) {
+    Lane& lane = me();
+    unsigned index = lane.place.linear % 32;
+    Warp& warp = lane.block->warps[lane.place.linear / 32];
+    if (!(mask >> index & 1)) fault("line %d: %s whose mask 0x%08x lacks its own lane %u", line, name_of(what), mask, index);
+    if (mask & ~warp.alive)
+        fault("line %d: %s names lanes 0x%08x, which are absent or have left the kernel", line, name_of(what),
+              mask & ~warp.alive);
+    Rendezvous& meeting = meeting_of(warp, mask);
+    if (meeting.arrived == 0) {
+        meeting.what = what;
+        meeting.line = line;
+    } else if (meeting.what != what || meeting.line != line) {
+        fault("a divergent warp: this thread reaches %s in line %d, others wait in %s in line %d", name_of(what), line,
+              name_of(meeting.what), meeting.line);
+    }
+    if (bytes) std::memcpy(meeting.brought[index], value, bytes);
+    meeting.arrived |= 1u << index;
+    machine->events++;
+    std::uint64_t generation = meeting.generation;
+    if (what == Collective::Sync) publish(&meeting);
+    if (meeting.arrived == mask) {
+        complete(meeting);
+        meeting.arrived = 0;
+        meeting.generation++;
+    } else {
+        wait_for(&meeting.generation, generation, name_of(what), line);
+    }
+    if (what == Collective::Sync) observe(&meeting);
+    return meeting.result[generation % 2];
+}
+
+void poll() { me().fiber.leave(false); }
+
+void progress() { machine->events++; }
+
+void copy_async(void* destination, const void* source, bool valid) {
+    auto misaligned = [](const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 != 0; };
+    if (misaligned(destination) || (valid && misaligned(source)))
+        fault("a copy of 16 bytes from %p to %p is not aligned", source, destination);
+    Lane& lane = me();
+    if (!lane.block->shared.holds(destination, 16))
+        fault("an asynchronous copy to %p, which is not in the block's %zu bytes of shared memory", destination,
+              lane.block->shared.bytes());
+    unsigned copies = machine->settings.copies;
+    if (copies == AT_ONCE || (copies == BY_CHANCE && machine->next_random() % 2))
+        access_copy_16(destination, source, valid);
+    else
+        lane.open.push_back({destination, source, valid});
+}
+
+void copy_commit() {
+    Lane& lane = me();
+    lane.groups.push_back(std::move(lane.open));
+    lane.open.clear();
+}
+
+void copy_wait(unsigned pending) {
+    Lane& lane = me();
+    while (lane.groups.size() > pending) {
+        perform(lane.groups.front());
+        lane.groups.pop_front();
+    }
+}
+
+void register_kernel(const Kernel& kernel) {
+    if (!kernels().emplace(kernel.name, kernel).second) {
+        std::fprintf(stderr, "emulator: two kernels are named %s\n", kernel.name);
+        std::abort();
+    }
+}
+
+namespace {
+
+// ---- The life of a thread and of a block ----
+
+void run_thread() {
+    Lane& lane = me();
+    lane.fiber.begun();
+    Block& block = *lane.block;
+    Grid& grid = *block.grid;
+    observe(&grid);
+    grid.kernel->invoke(grid.kernel->body, grid.pointers.data());
+    bool copying = !lane.open.empty();
+    for (const auto& group : lane.groups) copying |= !group.empty();
+    if (copying) fault("leaves the kernel with copies to shared memory under way");
+    if (block.arrived) fault("leaves the kernel while others wait in __syncthreads in line %d", block.barrier_line);
+    for (const auto& meeting : block.warps[lane.place.linear / 32].meetings)
+        if (meeting.arrived && (meeting.mask >> lane.place.linear % 32 & 1))
+            fault("leaves the kernel while lanes of its warp wait for it in %s in line %d", name_of(meeting.what),
+                  meeting.line);
+    lane.done = true;
+    if (!block.left_first) block.left_first = &lane;
+    block.alive--;
+    block.warps[lane.place.linear / 32].alive &= ~(1u << lane.place.linear % 32);
+    machine->events++;
+    publish(&grid);
+    for (;;) lane.fiber.leave(true);
+}
+
+void begin(Block& block) {
+    const EmulatorGrid& launch = *block.grid->launch;
+    auto [x, y, z] = launch.threads;
+    block.threads = block.alive = x * y * z;
+    block.shared.take(launch.shared_bytes);
+    block.warps.resize((block.threads + 31) / 32);
+    for (unsigned at = 0; at < block.threads; at++) {
+        if (machine->idle.empty()) {
+            machine->lanes.push_back(std::make_unique<Lane>());
+            machine->idle.push_back(machine->lanes.back().get());
+        }
+        Lane& lane = *machine->idle.back();
+        machine->idle.pop_back();
+        lane.place.thread = {at % x, at / x % y, at / x / y};
+        lane.place.block = block.index;
+        lane.place.block_size = {x, y, z};
+        lane.place.grid_size = {launch.grid[0], launch.grid[1], launch.grid[2]};
+        lane.place.shared = block.shared.start();
+        lane.place.linear = at;
+        lane.block = &block;
+        lane.done = false;
+        lane.waits_for = nullptr;
+        lane.open.clear();
+        lane.groups.clear();
+        lane.fiber.prepare(run_thread);
+        block.lanes.push_back(&lane);
+        block.warps[at / 32].alive |= 1u << at % 32;
+    }
+    block.begun = true;
+}
+
+void end(Block& block) {
+    for (Lane* lane : block.lanes) {
+        lane->fiber.abandon();
+        machine->idle.push_back(lane);
+    }
+    block.lanes.clear();
+    if (block.begun && !machine->failed && !block.shared.intact())
+        fail("kernel " + std::string(block.grid->kernel->name) + " wrote beyond its " +
+             std::to_string(block.shared.bytes()) + " bytes of shared memory");
+    block.shared.give_back();
+}
+
+void run_lane(Lane& lane) {
+    if (lane.done || machine->failed) return;
+    if (lane.waits_for && *lane.waits_for == lane.seen) return;
+    current = &lane.place;
+    lane.fiber.enter();
+    current = nullptr;
+}
+
+// Lets every thread run once, or, with FAR_WARP, one warp after another as far as it gets without the others.
+void run_round(Block& block) {
+    std::size_t count = block.lanes.size();
+    if (machine->settings.order == FAR_WARP) {
+        std::size_t warps = block.warps.size(), first = machine->next_random() % warps;
+        for (std::size_t at = 0; at < warps; at++) {
+            std::size_t start = (first + at) % warps * 32, stop = std::min(start + 32, count);
+            for (std::uint64_t before = ~0ull; before != machine->events && !machine->failed;) {
+                before = machine->events;
+                for (std::size_t lane = start; lane < stop; lane++) run_lane(*block.lanes[lane]);
+            }
+        }
+        return;
+    }
+    std::size_t offset = 0, step = 1;
+    if (machine->settings.order == SHUFFLED) {
+        offset = machine->next_random() % count;
+        do step = 1 + machine->next_random() % count;
+        while (std::gcd(step, count) != 1);
+    }
+    for (std::size_t at = 0; at < count; at++) {
+        std::size_t lane = (offset + at * step) % count;
+        run_lane(*block.lanes[machine->settings.order == DESCENDING ? count - 1 - lane : lane]);
+    }
+}
+
+// Rounds in which nothing happened, after which nothing is taken to happen any more: a thread that polls may need a few
+// rounds to see what it waits for.
+constexpr int IDLE_ROUNDS_MAX = 1000;
+
+void report_deadlock(const std::vector<Block*>& under_way) {
+    std::string text = "no thread can go on";
+    std::map<std::string, const Lane*> places;
+    for (const Block* block : under_way)
+        for (const Lane* lane : block->lanes) {
+            if (lane->done) continue;
+            std::string place = lane->waits_for ? std::string(lane->waits_in) + " in line " +
+                                                      std::to_string(lane->waits_line)
+                                                : std::string("a loop that polls memory");
+            places.emplace(place, lane);
+        }
+    for (const auto& [place, lane] : places) text += "\n  " + describe(*lane) + " waits in " + place;
+    fail(text);
+}
+
+void run_blocks(std::vector<std::unique_ptr<Block>>& blocks) {
+    std::size_t window = machine->settings.together            ? blocks.size()
+                         : machine->settings.order == SHUFFLED ? 3
+                                                               : 1;
+    std::vector<Block*> under_way;
+    std::size_t next = 0;
+    int idle_rounds = 0;
+    while ((next < blocks.size() || !under_way.empty()) && !machine->failed) {
+        while (under_way.size() < window && next < blocks.size()) {
+            begin(*blocks[next]);
+            under_way.push_back(blocks[next++].get());
+        }
+        std::uint64_t before = machine->events;
+        for (Block* block : under_way) run_round(*block);
+        std::erase_if(under_way, [](Block* block) {
+            if (block->alive) return false;
+            end(*block);
+            return true;
+        });
+        idle_rounds = machine->events == before ? idle_rounds + 1 : 0;
+        if (idle_rounds > IDLE_ROUNDS_MAX && !machine->failed) report_deadlock(under_way);
+    }
+    for (Block* block : under_way) end(*block);
+}
+
+// ---- A launch ----
+
+// What a multiprocessor of compute capability 9.0 and 10.0 gives a block at most.
+constexpr std::size_t SHARED_BYTES_MAX = 227 << 10;
+
+std::string refusal(const EmulatorGrid& launch) {
+    auto found = kernels().find(launch.kernel);
+    if (found == kernels().end()) return "there is no kernel of this name";
+    const Kernel& kernel = found->second;
+    for (auto blocks : launch.grid)
+        if (blocks == 0) return "a grid without blocks";
+    if (launch.grid[1] > 65535 || launch.grid[2] > 65535 || launch.grid[0] > 0x7fffffff) return "a grid too large";
+    std::uint64_t threads = std::uint64_t(launch.threads[0]) * launch.threads[1] * launch.threads[2];
+    if (threads == 0 || threads > kernel.threads_max)
+        return std::to_string(threads) + " threads a block, where the kernel allows 1 to " +
+               std::to_string(kernel.threads_max);
+    if (launch.shared_bytes > SHARED_BYTES_MAX)
+        return std::to_string(launch.shared_bytes) + " bytes of shared memory, more than " +
+               std::to_string(SHARED_BYTES_MAX);
+    if (launch.argument_count != kernel.parameters)
+        return std::to_string(launch.argument_count) + " arguments for " + std::to_string(kernel.parameters) +
+               " parameters";
+    for (unsigned at = 0; at < kernel.parameters; at++)
+        if (launch.argument_bytes[at] != kernel.parameter_bytes[at])
+            return "argument " + std::to_string(at) + " has " + std::to_string(launch.argument_bytes[at]) +
+                   " bytes, the parameter " + std::to_string(kernel.parameter_bytes[at]);
+    return "";
+}
+
+Grid grid_of(const EmulatorGrid& launch) {
+    Grid grid{&launch, &kernels().at(launch.kernel), {}, {}};
+    for (std::size_t at = 0; at < launch.argument_count; at++) {
+        grid.arguments.emplace_back((launch.argument_bytes[at] + 7) / 8);
+        std::memcpy(grid.arguments.back().data(), launch.arguments[at], launch.argument_bytes[at]);
+    }
+    for (auto& argument : grid.arguments) grid.pointers.push_back(argument.data());
+    return grid;
+}
+
+void run(const EmulatorGrid* launches, std::size_t count) {
+    std::vector<Grid> grids;
+    for (std::size_t at = 0; at < count; at++) {
+        std::string reason = refusal(launches[at]);
+        if (!reason.empty()) return fail("kernel " + std::string(launches[at].kernel) + " cannot be launched: " + reason);
+        grids.push_back(grid_of(launches[at]));
+    }
+    std::vector<std::unique_ptr<Block>> blocks;
+    for (Grid& grid : grids) {
+        publish(&grid);
+        auto [x, y, z] = grid.launch->grid;
+        for (unsigned at = 0; at < x * y * z; at++) {
+            blocks.push_back(std::make_unique<Block>());
+            blocks.back()->grid = &grid;
+            blocks.back()->index = {at % x, at / x % y, at / x / y};
+        }
+    }
+    if (machine->settings.order == DESCENDING) std::reverse(blocks.begin(), blocks.end());
+    if (machine->settings.order >= SHUFFLED)
+        for (std::size_t left = blocks.size(); left > 1; left--)
+            std::swap(blocks[left - 1], blocks[machine->next_random() % left]);
+    run_blocks(blocks);
+    for (Grid& grid : grids) observe(&grid);
+}
+
+} // namespace
+} // namespace emulator
+
+int emulator_launch(const EmulatorGrid* grids, std::size_t count, const EmulatorSettings* settings, char* message,
+                    std::size_t bytes) {
+    using namespace emulator;
+    thread_local Machine mine;
+    machine = &mine;
+    watch_for_memory_faults();
+    mine.settings = *settings;
+    mine.random = settings->seed;
+    mine.failed = false;
+    mine.failure.clear();
+    run(grids, count);
+    if (mine.failed && bytes) std::snprintf(message, bytes, "%s", mine.failure.c_str());
+    return mine.failed;
+}
+
+int emulator_kernel(std::size_t at, const char** name, const std::uint32_t** parameter_bytes, std::uint32_t* parameters,
+                    std::uint32_t* threads_max) {
+    auto& all = emulator::kernels();
+    if (at >= all.size()) return 0;
+    const emulator::Kernel& kernel = std::next(all.begin(), static_cast<std::ptrdiff_t>(at))->second;
+    *name = kernel.name;
+    *parameter_bytes = kernel.parameter_bytes;
+    *parameters = kernel.parameters;
+    *threads_max = kernel.threads_max;
+    return 1;
+}

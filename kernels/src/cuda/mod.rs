@@ -1,0 +1,49 @@
+//! What CUDA kernels have in common: views of device memory, launches, and the header of their texts.
+//!
+//! An operation's CUDA side is `kernel.cu`, the text, and `cuda.rs`, which checks shapes, chooses a kernel and a grid
+//! and packs the arguments. Whoever runs kernels in order is a [`Launcher`]: a stream of a device, or in tests the
+//! emulator, which runs the same text on the host. No file here needs CUDA to build.
+#![allow(unsafe_code)]
+
+mod args;
+mod slice;
+
+pub use args::Args;
+pub use slice::{DeviceSlice, DeviceSliceMut};
+
+use crate::KernelError;
+
+/// One launch, in the terms of `cuLaunchKernel`.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    /// Name of the kernel, as in its text.
+    pub kernel: &'a str,
+    /// Blocks along x, y and z. A grid without blocks is not launched at all.
+    pub grid: [u32; 3],
+    /// Threads of a block, along x.
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// Parameters, in order.
+    pub args: Args,
+}
+
+/// Runs kernels one after another on one device.
+pub trait Launcher {
+    /// Enqueues a launch.
+    ///
+    /// # Safety
+    /// The arguments are those of the kernel's text, in number, order and size; the memory they point to is this
+    /// device's (or a peer's that it can reach), as large as the kernel's contract says, and stays until the work
+    /// enqueued here is done.
+    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), KernelError>;
+
+    /// Multiprocessors of the device: how many blocks it takes to keep all of it busy.
+    fn multiprocessors(&self) -> u32;
+}
+
+/// Elements from one row of a BF16 matrix to the next, where rows have `width` elements: a row starts on 16 bytes. What
+/// lies between is zero, in weights and in activations, so that kernels may multiply it.
+pub fn row_stride(width: usize) -> usize {
+    width.next_multiple_of(8)
+}
