@@ -40,9 +40,16 @@ fn main() -> Result<(), Failure> {
 
     // The machine itself is not watched: its doings are not the kernels'.
     let mut machine = common();
-    for file in
-        ["switch.S", "fiber.cpp", "machine.cpp", "block_memory.cpp", "global_memory.cpp", "memory_fault.cpp"]
-    {
+    for file in [
+        "switch.S",
+        "fiber.cpp",
+        "machine.cpp",
+        "registry.cpp",
+        "warp_operations.cpp",
+        "block_memory.cpp",
+        "global_memory.cpp",
+        "memory_fault.cpp",
+    ] {
         machine.file(cpp.join(file));
     }
     let mut watched = common();

@@ -1,6 +1,5 @@
 //! Shared by the tests of operations: numbers that look like activations, devices to run on.
 
-#[allow(unsafe_code)]
 pub(crate) mod emulated;
 
 use crate::{

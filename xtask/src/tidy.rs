@@ -72,7 +72,10 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Every Rust and CUDA source under the root, in path order; `target` and hidden folders are nobody's source.
+/// Extensions of what people write here: Rust, CUDA, and the emulator's C++.
+const EXTENSIONS: &[&str] = &["rs", "cu", "cuh", "cpp", "h", "S"];
+
+/// Every source under the root, in path order; `target` and hidden folders are nobody's source.
 fn read_sources(root: &Path) -> Result<Vec<Source>> {
     let (mut pending, mut files) = (vec![root.to_path_buf()], Vec::new());
     while let Some(folder) = pending.pop() {
@@ -82,7 +85,11 @@ fn read_sources(root: &Path) -> Result<Vec<Source>> {
             let hidden = name.to_string_lossy().starts_with('.');
             if entry.file_type()?.is_dir() && !hidden && name != "target" {
                 pending.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "cu") {
+            } else if path
+                .extension()
+                .and_then(|extension| extension.to_str())
+                .is_some_and(|it| EXTENSIONS.contains(&it))
+            {
                 files.push(path);
             }
         }

@@ -1,5 +1,5 @@
-// CUDA's words, and those of the kernels' prelude, on top of the emulator's machine. Included by the prelude in place of
-// its inline PTX.
+// CUDA's words, and those of the kernels' prelude, on top of the emulator's machine. The prelude includes it in
+// place of its inline PTX.
 #pragma once
 #include <algorithm>
 #include <cmath>

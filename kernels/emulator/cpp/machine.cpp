@@ -17,6 +17,8 @@
 #include "fiber.h"
 #include "launch.h"
 #include "memory_fault.h"
+#include "registry.h"
+#include "warp_operations.h"
 
 namespace emulator {
 
@@ -55,7 +57,7 @@ struct Rendezvous {
     Collective what{};
     int line = 0;
     alignas(16) unsigned char brought[32][LANE_BYTES];
-    alignas(16) unsigned char result[2][32 * LANE_BYTES];
+    alignas(16) unsigned char result[2][32][LANE_BYTES];
 };
 
 struct Warp {
@@ -63,11 +65,14 @@ struct Warp {
     std::deque<Rendezvous> meetings;
 };
 
+// `started` and `ended` are what the race detector orders by: the launch before each thread, each thread before the
+// launch's end, and nothing between threads.
 struct Grid {
     const EmulatorGrid* launch;
     const Kernel* kernel;
     std::vector<std::vector<std::uint64_t>> arguments;
     std::vector<void*> pointers;
+    char started = 0, ended = 0;
 };
 
 struct Block {
@@ -78,6 +83,9 @@ struct Block {
     std::uint64_t generation = 0;
     unsigned arrived = 0, votes = 0, last_votes = 0;
     int barrier_line = 0;
+    // What the race detector orders by. Two, taken in turn: a thread that is already at the next barrier must not seem
+    // to come before one that has only passed the last.
+    char passed[2] = {};
     const Lane* left_first = nullptr;
     BlockMemory shared;
     std::vector<Lane*> lanes;
@@ -107,11 +115,6 @@ enum Copies { LATE, AT_ONCE, BY_CHANCE };
 
 thread_local Machine* machine = nullptr;
 
-std::map<std::string, Kernel>& kernels() {
-    static std::map<std::string, Kernel> all;
-    return all;
-}
-
 Lane& me() { return *reinterpret_cast<Lane*>(current); }
 
 std::string describe(const Lane& lane) {
@@ -137,89 +140,6 @@ void wait_for(const std::uint64_t* word, std::uint64_t seen, const char* in, int
     lane.waits_line = line;
     while (*word == seen) lane.fiber.leave(false);
     lane.waits_for = nullptr;
-}
-
-const char* name_of(Collective what) {
-    switch (what) {
-    case Collective::Sync: return "__syncwarp";
-    case Collective::Shuffle: return "a shuffle";
-    case Collective::Vote: return "a vote";
-    case Collective::LoadMatrices: return "load_matrices";
-    case Collective::LoadMatricesTransposed: return "load_matrices_transposed";
-    case Collective::MultiplyBf16: return "multiply_16x8x16";
-    }
-    return "a warp operation";
-}
-
-// ---- What a warp operation makes of what its lanes brought ----
-
-void load_matrices(Rendezvous& meeting, unsigned char* result, bool transposed) {
-    std::uint16_t rows[32][8];
-    for (unsigned lane = 0; lane < 32; lane++) {
-        const void* row;
-        std::memcpy(&row, meeting.brought[lane], sizeof row);
-        if (reinterpret_cast<std::uintptr_t>(row) % 16 != 0)
-            fault("line %d: lane %u gives the row of a matrix at %p, which is not aligned to 16 bytes", meeting.line,
-                  lane, row);
-        access_matrix_row(rows[lane], row);
-    }
-    for (unsigned lane = 0; lane < 32; lane++) {
-        std::uint16_t out[4][2];
-        for (unsigned matrix = 0; matrix < 4; matrix++)
-            for (unsigned half = 0; half < 2; half++) {
-                unsigned row = lane / 4, column = lane % 4 * 2 + half;
-                if (transposed) std::swap(row, column);
-                out[matrix][half] = rows[matrix * 8 + row][column];
-            }
-        std::memcpy(result + lane * LANE_BYTES, out, sizeof out);
-    }
-}
-
-struct Operands {
-    float d[4];
-    std::uint16_t a[4][2], b[2][2];
-};
-
-float widen(std::uint16_t bits) {
-    std::uint32_t wide = std::uint32_t(bits) << 16;
-    float value;
-    std::memcpy(&value, &wide, sizeof value);
-    return value;
-}
-
-// Products are exact in float; they are summed in ascending k, from zero, then added to d. A tensor core sums them in
-// another order and with other roundings: kernels may rely on neither.
-void multiply(const Rendezvous& meeting, unsigned char* result) {
-    float a[16][16], b[16][8], sums[16][8] = {};
-    Operands operands[32];
-    for (unsigned lane = 0; lane < 32; lane++) {
-        std::memcpy(&operands[lane], meeting.brought[lane], sizeof(Operands));
-        unsigned group = lane / 4, pair = lane % 4 * 2;
-        for (unsigned part = 0; part < 4; part++)
-            for (unsigned half = 0; half < 2; half++)
-                a[group + part % 2 * 8][pair + part / 2 * 8 + half] = widen(operands[lane].a[part][half]);
-        for (unsigned part = 0; part < 2; part++)
-            for (unsigned half = 0; half < 2; half++)
-                b[pair + part * 8 + half][group] = widen(operands[lane].b[part][half]);
-    }
-    for (unsigned row = 0; row < 16; row++)
-        for (unsigned k = 0; k < 16; k++)
-            for (unsigned column = 0; column < 8; column++) sums[row][column] += a[row][k] * b[k][column];
-    for (unsigned lane = 0; lane < 32; lane++) {
-        float* d = operands[lane].d;
-        for (unsigned at = 0; at < 4; at++) d[at] += sums[lane / 4 + at / 2 * 8][lane % 4 * 2 + at % 2];
-        std::memcpy(result + lane * LANE_BYTES, d, sizeof operands[lane].d);
-    }
-}
-
-void complete(Rendezvous& meeting) {
-    unsigned char* result = meeting.result[meeting.generation % 2];
-    switch (meeting.what) {
-    case Collective::LoadMatrices: load_matrices(meeting, result, false); break;
-    case Collective::LoadMatricesTransposed: load_matrices(meeting, result, true); break;
-    case Collective::MultiplyBf16: multiply(meeting, result); break;
-    default: std::memcpy(result, meeting.brought, sizeof meeting.brought);
-    }
 }
 
 Rendezvous& meeting_of(Warp& warp, unsigned mask) {
@@ -265,7 +185,8 @@ unsigned block_barrier(bool predicate, int line) {
     block.votes += predicate;
     block.arrived++;
     machine->events++;
-    publish(&block.generation);
+    char* passed = &block.passed[block.generation % 2];
+    publish(passed);
     if (block.arrived == block.alive) {
         block.arrived = 0;
         block.last_votes = block.votes;
@@ -273,7 +194,7 @@ unsigned block_barrier(bool predicate, int line) {
     } else {
         wait_for(&block.generation, block.generation, "__syncthreads", line);
     }
-    observe(&block.generation);
+    observe(passed);
     return block.last_votes;
 }
 
@@ -281,7 +202,8 @@ const unsigned char* warp_collective(unsigned mask, Collective what, int line, c
     Lane& lane = me();
     unsigned index = lane.place.linear % 32;
     Warp& warp = lane.block->warps[lane.place.linear / 32];
-    if (!(mask >> index & 1)) fault("line %d: %s whose mask 0x%08x lacks its own lane %u", line, name_of(what), mask, index);
+    if (!(mask >> index & 1))
+        fault("line %d: %s whose mask 0x%08x lacks its own lane %u", line, name_of(what), mask, index);
     if (mask & ~warp.alive)
         fault("line %d: %s names lanes 0x%08x, which are absent or have left the kernel", line, name_of(what),
               mask & ~warp.alive);
@@ -297,16 +219,16 @@ const unsigned char* warp_collective(unsigned mask, Collective what, int line, c
     meeting.arrived |= 1u << index;
     machine->events++;
     std::uint64_t generation = meeting.generation;
-    if (what == Collective::Sync) publish(&meeting);
+    if (what == Collective::Sync) publish(meeting.result[generation % 2]);
     if (meeting.arrived == mask) {
-        complete(meeting);
+        complete_collective(what, line, meeting.brought, meeting.result[generation % 2]);
         meeting.arrived = 0;
         meeting.generation++;
     } else {
         wait_for(&meeting.generation, generation, name_of(what), line);
     }
-    if (what == Collective::Sync) observe(&meeting);
-    return meeting.result[generation % 2];
+    if (what == Collective::Sync) observe(meeting.result[generation % 2]);
+    return meeting.result[generation % 2][0];
 }
 
 void poll() { me().fiber.leave(false); }
@@ -342,13 +264,6 @@ void copy_wait(unsigned pending) {
     }
 }
 
-void register_kernel(const Kernel& kernel) {
-    if (!kernels().emplace(kernel.name, kernel).second) {
-        std::fprintf(stderr, "emulator: two kernels are named %s\n", kernel.name);
-        std::abort();
-    }
-}
-
 namespace {
 
 // ---- The life of a thread and of a block ----
@@ -358,7 +273,7 @@ void run_thread() {
     lane.fiber.begun();
     Block& block = *lane.block;
     Grid& grid = *block.grid;
-    observe(&grid);
+    observe(&grid.started);
     grid.kernel->invoke(grid.kernel->body, grid.pointers.data());
     bool copying = !lane.open.empty();
     for (const auto& group : lane.groups) copying |= !group.empty();
@@ -373,7 +288,7 @@ void run_thread() {
     block.alive--;
     block.warps[lane.place.linear / 32].alive &= ~(1u << lane.place.linear % 32);
     machine->events++;
-    publish(&grid);
+    publish(&grid.ended);
     for (;;) lane.fiber.leave(true);
 }
 
@@ -417,7 +332,11 @@ void end(Block& block) {
     if (block.begun && !machine->failed && !block.shared.intact())
         fail("kernel " + std::string(block.grid->kernel->name) + " wrote beyond its " +
              std::to_string(block.shared.bytes()) + " bytes of shared memory");
+#ifndef CONSORT_TSAN
+    // The race detector must not see the memory of one block freed, or used by another, in the eyes of which its
+    // threads have not ended.
     block.shared.give_back();
+#endif
 }
 
 void run_lane(Lane& lane) {
@@ -500,35 +419,8 @@ void run_blocks(std::vector<std::unique_ptr<Block>>& blocks) {
 
 // ---- A launch ----
 
-// What a multiprocessor of compute capability 9.0 and 10.0 gives a block at most.
-constexpr std::size_t SHARED_BYTES_MAX = 227 << 10;
-
-std::string refusal(const EmulatorGrid& launch) {
-    auto found = kernels().find(launch.kernel);
-    if (found == kernels().end()) return "there is no kernel of this name";
-    const Kernel& kernel = found->second;
-    for (auto blocks : launch.grid)
-        if (blocks == 0) return "a grid without blocks";
-    if (launch.grid[1] > 65535 || launch.grid[2] > 65535 || launch.grid[0] > 0x7fffffff) return "a grid too large";
-    std::uint64_t threads = std::uint64_t(launch.threads[0]) * launch.threads[1] * launch.threads[2];
-    if (threads == 0 || threads > kernel.threads_max)
-        return std::to_string(threads) + " threads a block, where the kernel allows 1 to " +
-               std::to_string(kernel.threads_max);
-    if (launch.shared_bytes > SHARED_BYTES_MAX)
-        return std::to_string(launch.shared_bytes) + " bytes of shared memory, more than " +
-               std::to_string(SHARED_BYTES_MAX);
-    if (launch.argument_count != kernel.parameters)
-        return std::to_string(launch.argument_count) + " arguments for " + std::to_string(kernel.parameters) +
-               " parameters";
-    for (unsigned at = 0; at < kernel.parameters; at++)
-        if (launch.argument_bytes[at] != kernel.parameter_bytes[at])
-            return "argument " + std::to_string(at) + " has " + std::to_string(launch.argument_bytes[at]) +
-                   " bytes, the parameter " + std::to_string(kernel.parameter_bytes[at]);
-    return "";
-}
-
 Grid grid_of(const EmulatorGrid& launch) {
-    Grid grid{&launch, &kernels().at(launch.kernel), {}, {}};
+    Grid grid{&launch, find_kernel(launch.kernel), {}, {}, 0, 0};
     for (std::size_t at = 0; at < launch.argument_count; at++) {
         grid.arguments.emplace_back((launch.argument_bytes[at] + 7) / 8);
         std::memcpy(grid.arguments.back().data(), launch.arguments[at], launch.argument_bytes[at]);
@@ -541,12 +433,13 @@ void run(const EmulatorGrid* launches, std::size_t count) {
     std::vector<Grid> grids;
     for (std::size_t at = 0; at < count; at++) {
         std::string reason = refusal(launches[at]);
-        if (!reason.empty()) return fail("kernel " + std::string(launches[at].kernel) + " cannot be launched: " + reason);
+        if (!reason.empty())
+            return fail("kernel " + std::string(launches[at].kernel) + " cannot be launched: " + reason);
         grids.push_back(grid_of(launches[at]));
     }
     std::vector<std::unique_ptr<Block>> blocks;
     for (Grid& grid : grids) {
-        publish(&grid);
+        publish(&grid.started);
         auto [x, y, z] = grid.launch->grid;
         for (unsigned at = 0; at < x * y * z; at++) {
             blocks.push_back(std::make_unique<Block>());
@@ -559,7 +452,7 @@ void run(const EmulatorGrid* launches, std::size_t count) {
         for (std::size_t left = blocks.size(); left > 1; left--)
             std::swap(blocks[left - 1], blocks[machine->next_random() % left]);
     run_blocks(blocks);
-    for (Grid& grid : grids) observe(&grid);
+    for (Grid& grid : grids) observe(&grid.ended);
 }
 
 } // namespace
@@ -578,16 +471,4 @@ int emulator_launch(const EmulatorGrid* grids, std::size_t count, const Emulator
     run(grids, count);
     if (mine.failed && bytes) std::snprintf(message, bytes, "%s", mine.failure.c_str());
     return mine.failed;
-}
-
-int emulator_kernel(std::size_t at, const char** name, const std::uint32_t** parameter_bytes, std::uint32_t* parameters,
-                    std::uint32_t* threads_max) {
-    auto& all = emulator::kernels();
-    if (at >= all.size()) return 0;
-    const emulator::Kernel& kernel = std::next(all.begin(), static_cast<std::ptrdiff_t>(at))->second;
-    *name = kernel.name;
-    *parameter_bytes = kernel.parameter_bytes;
-    *parameters = kernel.parameters;
-    *threads_max = kernel.threads_max;
-    return 1;
 }

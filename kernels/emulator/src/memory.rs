@@ -1,4 +1,5 @@
 //! Device memory of the emulator: it ends where nobody may touch.
+#![allow(unsafe_code)]
 
 use std::{marker::PhantomData, ptr::NonNull};
 
@@ -45,8 +46,8 @@ impl<T: Copy> Memory<T> {
         self.len == 0
     }
 
-    /// What it holds now. `T` must be a type for which all bits are values, as numbers are. Panics when bytes beyond the
-    /// end have changed.
+    /// What it holds now. `T` must be a type for which all bits are values, as numbers are. Panics when bytes beyond
+    /// the end have changed.
     pub fn to_vec(&self) -> Vec<T> {
         self.allocation.check();
         // SAFETY: initialised when made, by poison at least; no launch is under way, since launches block.

@@ -1,4 +1,5 @@
 //! Views of device memory: an address, a length, a lifetime.
+#![allow(unsafe_code)]
 
 use std::{marker::PhantomData, ops::Range};
 

@@ -1,4 +1,5 @@
 //! The emulator as a device that operations are launched on.
+#![allow(unsafe_code)]
 
 use consort_emulator::{Grid, Memory, Settings};
 

@@ -1,4 +1,5 @@
 //! The crate arrows: `kernels <- parallel <- actors <- runtime <- {examples, cluster-tests}`, and nothing points back.
+//! Below them the emulator, which only tests may use.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -7,12 +8,16 @@ use super::Findings;
 
 /// Crates by height. A crate may depend on lower ones only, in every kind of dependency, dev included.
 const LAYERS: &[&[&str]] = &[
+    &["consort-emulator"],
     &["consort-kernels"],
     &["consort-parallel"],
     &["consort-actors"],
     &["consort"],
     &["consort-examples", "consort-cluster-tests"],
 ];
+
+/// Members that nothing but tests may depend on.
+const FOR_TESTS: &[&str] = &["consort-emulator"];
 
 /// Members beside the layers: they depend on no member, and no member depends on them.
 const APART: &[&str] = &["xtask"];
@@ -36,8 +41,13 @@ pub(super) fn check(metadata: &Value) -> Result<Findings> {
         let dependencies = package["dependencies"].as_array().context("a package lists no dependencies")?;
         for dependency in dependencies {
             let name = name_of(dependency).context("a dependency has no name")?;
+            let kind = dependency["kind"].as_str().unwrap_or("normal");
+            if FOR_TESTS.contains(&name.as_str()) && kind != "dev" {
+                found
+                    .errors
+                    .push(format!("{member} depends on {name} ({kind} dependency), which is for tests only"));
+            }
             if members.contains(&name) && !allowed(member, &name) {
-                let kind = dependency["kind"].as_str().unwrap_or("normal");
                 found.errors.push(format!(
                     "{member} depends on {name} ({kind} dependency), against the arrows {}",
                     drawn()

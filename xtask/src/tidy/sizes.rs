@@ -2,15 +2,15 @@
 
 use super::{Findings, source::Source};
 
-/// Lines of a Rust file without its tests from which on a split is due.
+/// Lines of a file without its tests from which on a split is due.
 const LINES_WARN: usize = 500;
-/// Lines of a Rust file without its tests that are refused.
+/// Lines of a file without its tests that are refused.
 const LINES_MAX: usize = 600;
 
 pub(super) fn check(sources: &[Source], line_width_max: usize) -> Findings {
     let mut found = Findings::default();
     for source in sources {
-        if source.path.ends_with(".rs") && !source.is_test() {
+        if !source.is_test() {
             let lines = source.lines_without_tests();
             let text = format!("{} has {lines} lines without its tests", source.path);
             if lines > LINES_MAX {

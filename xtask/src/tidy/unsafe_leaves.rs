@@ -19,6 +19,14 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/src/simd/",
     "kernels/src/swiglu/cpu.rs",
     "kernels/src/team.rs",
+    // Launches of CUDA kernels: views of device memory, and arguments that must be the kernel's.
+    "kernels/src/cuda/mod.rs",
+    "kernels/src/cuda/slice.rs",
+    "kernels/src/swiglu/cuda.rs",
+    "kernels/src/testing/emulated.rs",
+    // The emulator that runs CUDA text in tests: its C++ machine, memory for kernels.
+    "kernels/emulator/src/",
+    "kernels/emulator/tests/planted.rs",
     // The operating system: memory; and parts of one slice for several threads.
     "kernels/src/sys/",
     // Files mapped into memory.

@@ -13,8 +13,8 @@ use crate::{
 
 #[test]
 fn emulator_every_width_and_extreme_gate_matches_the_reference() {
-    // Rounding to BF16 (half of 2^-7 at most), an approximate exponential (2 ulp, its argument's rounding enlarged by up to 20)
-    // and division (2 ulp): the first covers all but 2^-18.
+    // Rounding to BF16 (half of 2^-7 at most), an approximate exponential (2 ulp, and its argument's rounding enlarged
+    // by up to 20) and division (2 ulp): 24 ulp of f32, doubled.
     let relative = 1.0 / 256.0 + 48.0 * f32::EPSILON;
     for (rows, width) in [(1, 1), (2, 16), (3, 101), (1, 1536), (0, 8)] {
         let mut values: Vec<f32> = Numbers(4).vec(2 * rows * width).iter().map(|x| x * 20.0).collect();
