@@ -26,6 +26,10 @@ fn main() -> Result<(), Failure> {
         "thread" => Some(("-fsanitize=thread", "CONSORT_TSAN")),
         other => return Err(format!("CONSORT_SANITIZE is `{other}`; it can be `address` or `thread`").into()),
     };
+    println!("cargo:rustc-check-cfg=cfg(consort_race_detector)");
+    if sanitizer.is_some_and(|(_, define)| define == "CONSORT_TSAN") {
+        println!("cargo:rustc-cfg=consort_race_detector");
+    }
     let common = || {
         let mut build = cc::Build::new();
         build.cpp(true).std("c++20").opt_level(2).warnings(false).include(&cpp).include(&prelude);

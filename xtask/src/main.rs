@@ -7,6 +7,7 @@
 #![allow(clippy::print_stdout)] // a command line tool talks on standard output
 
 mod demo;
+mod emulate;
 mod fixtures;
 mod model;
 mod process;
@@ -37,6 +38,8 @@ enum Chore {
     Test(test::Args),
     /// Check format, lints, docs, crate arrows, file sizes and where `unsafe` stands.
     Tidy(tidy::Args),
+    /// Run the CUDA texts' tests on the host, perhaps under a sanitizer.
+    Emulate(emulate::Args),
     /// Generate the reference logits anew, with torch and transformers (several GB; never in CI).
     Fixtures(fixtures::Args),
 }
@@ -59,6 +62,7 @@ fn run(chore: Chore) -> anyhow::Result<()> {
         Chore::Demo(args) => demo::run(&workspace, &args),
         Chore::Test(args) => test::run(&workspace, &args),
         Chore::Tidy(args) => tidy::run(&workspace, &args),
+        Chore::Emulate(args) => emulate::run(&workspace, &args),
         Chore::Fixtures(args) => fixtures::run(&workspace, &args),
     }
 }
