@@ -6,7 +6,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`device`], [`buffer`], [`workspace`] | where memory lives and who owns it |
-//! | [`cuda`] | launches, and views of device memory |
+//! | [`cuda`] | launches, views of device memory, the texts and their cubins |
 //! | [`team`] | the threads of one CPU device |
 //! | [`element`] | the storage types, f32 and BF16, and the rounding between them |
 //! | [`embedding`], [`rms_norm`], [`linear`], [`rope`], [`kv_append`], [`attention`], [`swiglu`] | layer operations |

@@ -1,5 +1,7 @@
 //! Shared by the tests of operations: numbers that look like activations, devices to run on.
 
+use std::path::{Path, PathBuf};
+
 pub(crate) mod emulated;
 
 use crate::{
@@ -71,4 +73,28 @@ pub(crate) fn weight<T: Element + Plain>(
     };
     weight.fill(device, read).expect("reading a slice cannot fail");
     weight
+}
+
+/// A folder of one test, removed at its end.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    /// An empty folder; `name` is the test's own.
+    pub(crate) fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("consort-kernels-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).expect("the temporary folder can be written");
+        Folder(path)
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }

@@ -5,8 +5,17 @@
 //! emulator, which runs the same text on the host. No file here needs CUDA to build.
 #![allow(unsafe_code)]
 
+pub mod arch;
 mod args;
+pub mod cubins;
+pub mod declarations;
+pub mod image;
+pub mod nvrtc;
+pub mod settings;
 mod slice;
+pub mod sources;
+#[cfg(test)]
+mod testing;
 
 pub use args::Args;
 pub use slice::{DeviceSlice, DeviceSliceMut};

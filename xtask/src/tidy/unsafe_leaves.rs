@@ -29,6 +29,8 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/emulator/tests/planted.rs",
     // The operating system: memory; and parts of one slice for several threads.
     "kernels/src/sys/",
+    // NVRTC, loaded at run time.
+    "kernels/src/cuda/nvrtc/library.rs",
     // Files mapped into memory.
     "parallel/src/checkpoint/mapped.rs",
     // An allocator that counts, for a test.

@@ -1,0 +1,115 @@
+//! From a CUDA text to a cubin, by the shortest way: built in, else from the disk cache, else from NVRTC.
+
+mod cache;
+mod embedded;
+pub mod manifest;
+
+use std::{borrow::Cow, sync::OnceLock};
+
+use self::{
+    cache::Cache,
+    embedded::{EMBEDDED, Embedded},
+    manifest::OPTIONS,
+};
+use super::{
+    arch::Arch,
+    nvrtc::{Compiled, Nvrtc, NvrtcError},
+    settings::Settings,
+    sources::{PRELUDE, Source},
+};
+
+/// A text compiled for one architecture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cubin {
+    /// The binary that `cuModuleLoadData` takes.
+    pub bytes: Cow<'static, [u8]>,
+    /// What the compiler said; empty for one that was built in.
+    pub log: String,
+    /// Where it comes from.
+    pub origin: Origin,
+}
+
+/// Where a cubin comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Built into this executable.
+    Embedded,
+    /// Compiled earlier on this machine.
+    Cache,
+    /// Compiled now.
+    Compiler,
+}
+
+/// Gives cubins. Holds the compiler once it was needed, and may be asked by several threads.
+#[derive(Debug)]
+pub struct Cubins {
+    settings: Settings,
+    cache: Option<Cache>,
+    compiler: OnceLock<Result<Nvrtc, NvrtcError>>,
+}
+
+impl Cubins {
+    /// Looks for the compiler and keeps the cache where `settings` say.
+    pub fn new(settings: Settings) -> Cubins {
+        let cache = settings.cache.as_ref().map(|folder| Cache::new(folder.join("cubins")));
+        if cache.is_none() {
+            tracing::debug!("no folder for compiled kernels: neither CONSORT_CACHE_DIR nor HOME is set");
+        }
+        Cubins { settings, cache, compiler: OnceLock::new() }
+    }
+
+    /// The cubin of a text for an architecture.
+    pub fn cubin(&self, source: &Source, arch: Arch) -> Result<Cubin, NvrtcError> {
+        if let Some(bytes) = embedded(EMBEDDED, source, arch) {
+            return Ok(Cubin { bytes: Cow::Borrowed(bytes), log: String::new(), origin: Origin::Embedded });
+        }
+        let compiler = self.compiler()?;
+        let key = key(&compiler.identity(), source, arch);
+        let cached = self.cache.as_ref().and_then(|cache| cache.get(&key));
+        let (Compiled { cubin, log }, origin) = match cached {
+            Some(compiled) => (compiled, Origin::Cache),
+            None => {
+                let started = std::time::Instant::now();
+                let compiled = compiler.compile(source, arch)?;
+                let elapsed_ms = started.elapsed().as_millis();
+                tracing::info!(source = source.name, %arch, elapsed_ms, "compiled CUDA kernels");
+                if let Some(cache) = &self.cache {
+                    cache.put(&key, &compiled);
+                }
+                (compiled, Origin::Compiler)
+            }
+        };
+        Ok(Cubin { bytes: Cow::Owned(cubin), log, origin })
+    }
+
+    /// The compiler; looked for once.
+    pub fn compiler(&self) -> Result<&Nvrtc, NvrtcError> {
+        self.compiler.get_or_init(|| Nvrtc::open(&self.settings)).as_ref().map_err(Clone::clone)
+    }
+}
+
+/// The architectures for which this build holds cubins of all its texts, as `sm_80`; none in a plain build.
+pub fn embedded_architectures() -> Vec<&'static str> {
+    let mut names: Vec<&str> = EMBEDDED.iter().map(|embedded| embedded.arch).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// The built-in cubin of exactly this text for exactly this architecture.
+fn embedded(table: &[Embedded], source: &Source, arch: Arch) -> Option<&'static [u8]> {
+    let arch = arch.to_string();
+    let found = table.iter().find(|embedded| embedded.source == source.name && embedded.arch == arch)?;
+    (found.digest == manifest::digest(PRELUDE, source.text)).then_some(found.bytes)
+}
+
+/// Name of a cached cubin: everything that it depends on. The text's name is part of its log.
+fn key(compiler: &str, source: &Source, arch: Arch) -> String {
+    let digest = manifest::digest(PRELUDE, source.text);
+    manifest::sha256(
+        format!("{compiler}\n{}\n{arch}\n{digest}\n{}", OPTIONS.join(" "), source.name).as_bytes(),
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+//! Cubins on disk, so that a text is compiled once on a machine.
+//!
+//! One file for each key, a hash of everything that the cubin depends on. A file appears whole, by renaming, and
+//! carries a hash of its own content: a damaged one is noticed and made anew. The folder is bounded: beyond
+//! [`ENTRIES_MAX`] files the oldest go. A cache that cannot be written costs time, never a result.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    process,
+    time::SystemTime,
+};
+
+use sha2::{Digest, Sha256};
+
+use crate::cuda::nvrtc::Compiled;
+
+/// Files kept: some twenty versions of all texts for two architectures, of some 50 KiB each.
+const ENTRIES_MAX: usize = 512;
+/// Files left when there were more, so that not every new one removes one.
+const ENTRIES_KEPT: usize = 384;
+/// Threads of one process that may write one cubin at once.
+const TEMPORARY_FILES_MAX: usize = 64;
+/// No cubin of ours comes near it; a longer file is damage.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+
+const MAGIC: &[u8; 16] = b"consort cubin 1\n";
+const HASH_BYTES: usize = 32;
+/// Magic, length of the cubin, length of the log, SHA-256 of cubin and log.
+const HEAD_BYTES: usize = MAGIC.len() + 8 + 8 + HASH_BYTES;
+
+/// A folder of cubins.
+#[derive(Clone, Debug)]
+pub(super) struct Cache {
+    folder: PathBuf,
+}
+
+impl Cache {
+    pub(super) fn new(folder: PathBuf) -> Cache {
+        Cache { folder }
+    }
+
+    fn file(&self, key: &str) -> PathBuf {
+        self.folder.join(format!("{key}.cubin"))
+    }
+
+    /// What was kept under `key`. Damage is reported, and as good as nothing.
+    pub(super) fn get(&self, key: &str) -> Option<Compiled> {
+        let path = self.file(key);
+        match read(&path) {
+            Ok(found) => Some(found),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "unusable cubin in the cache; it is compiled anew");
+                None
+            }
+        }
+    }
+
+    /// Keeps `compiled` under `key`, if the folder can be written.
+    pub(super) fn put(&self, key: &str, compiled: &Compiled) {
+        if let Err(error) = self.write(key, compiled) {
+            tracing::warn!(
+                folder = %self.folder.display(), %error,
+                "cannot keep a compiled kernel; it will be compiled again next time (CONSORT_CACHE_DIR names the folder)"
+            );
+        }
+    }
+
+    fn write(&self, key: &str, compiled: &Compiled) -> io::Result<()> {
+        fs::create_dir_all(&self.folder)?;
+        let (mut file, temporary) = self.temporary_file(key)?;
+        let renamed = file.write_all(&encode(compiled)).and_then(|()| fs::rename(&temporary, self.file(key)));
+        if renamed.is_err() {
+            let _ = fs::remove_file(&temporary);
+        }
+        renamed?;
+        self.prune()
+    }
+
+    /// A new file beside the final one, so that the rename is atomic. Other threads and processes may write the same key.
+    fn temporary_file(&self, key: &str) -> io::Result<(File, PathBuf)> {
+        let mut failure = io::Error::other("no attempt");
+        for attempt in 0..TEMPORARY_FILES_MAX {
+            let path = self.folder.join(format!(".{key}.{}.{attempt}", process::id()));
+            match File::create_new(&path) {
+                Ok(file) => return Ok((file, path)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => failure = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(failure)
+    }
+
+    /// Removes the oldest files beyond the bound, and what killed processes left half-written.
+    fn prune(&self) -> io::Result<()> {
+        let mut files: Vec<(SystemTime, PathBuf)> = Vec::new();
+        for entry in fs::read_dir(&self.folder)? {
+            let path = entry?.path();
+            let is_ours = path.extension().is_some_and(|extension| extension == "cubin")
+                || path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+            // Gone meanwhile: another process prunes too.
+            let Ok(modified) = path.metadata().and_then(|metadata| metadata.modified()) else { continue };
+            if is_ours {
+                files.push((modified, path));
+            }
+        }
+        if files.len() > ENTRIES_MAX {
+            files.sort();
+            for (_, path) in &files[..files.len() - ENTRIES_KEPT] {
+                let _ = fs::remove_file(path);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn encode(compiled: &Compiled) -> Vec<u8> {
+    let log = compiled.log.as_bytes();
+    let mut file = Vec::with_capacity(HEAD_BYTES + compiled.cubin.len() + log.len());
+    file.extend_from_slice(MAGIC);
+    file.extend_from_slice(&(compiled.cubin.len() as u64).to_le_bytes());
+    file.extend_from_slice(&(log.len() as u64).to_le_bytes());
+    file.extend_from_slice(&Sha256::new().chain_update(&compiled.cubin).chain_update(log).finalize());
+    file.extend_from_slice(&compiled.cubin);
+    file.extend_from_slice(log);
+    file
+}
+
+fn read(path: &Path) -> io::Result<Compiled> {
+    if fs::metadata(path)?.len() > FILE_BYTES_MAX {
+        return Err(io::Error::other("too large"));
+    }
+    decode(&fs::read(path)?).ok_or_else(|| io::Error::other("damaged"))
+}
+
+/// The content of a file, if it is whole.
+fn decode(file: &[u8]) -> Option<Compiled> {
+    let rest = file.strip_prefix(MAGIC)?;
+    let (cubin_bytes, rest) = rest.split_first_chunk()?;
+    let (log_bytes, rest) = rest.split_first_chunk()?;
+    let (hash, body) = rest.split_first_chunk::<HASH_BYTES>()?;
+    let cubin_bytes = usize::try_from(u64::from_le_bytes(*cubin_bytes)).ok()?;
+    let log_bytes = usize::try_from(u64::from_le_bytes(*log_bytes)).ok()?;
+    if cubin_bytes.checked_add(log_bytes)? != body.len() || Sha256::digest(body).as_slice() != hash {
+        return None;
+    }
+    let (cubin, log) = body.split_at(cubin_bytes);
+    Some(Compiled { cubin: cubin.to_vec(), log: String::from_utf8(log.to_vec()).ok()? })
+}
+
+#[cfg(test)]
+mod tests;
