@@ -2,11 +2,11 @@
 //!
 //! Needs several GB and minutes; its small outputs are committed, so neither tests nor CI ever run it.
 
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use crate::{model, process, workspace::Workspace};
+use crate::{model, process, venv, workspace::Workspace};
 
 const FOLDER: &str = "parallel/fixtures";
 
@@ -23,7 +23,7 @@ pub(crate) struct Args {
 pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     let python = match &args.python {
         Some(python) => std::path::absolute(python)?,
-        None => environment(workspace)?,
+        None => venv::ensure(workspace, "venv-fixtures", &format!("{FOLDER}/requirements.txt"))?.python(),
     };
     let model = model::ensure(workspace)?;
     let script = |name: &str| {
@@ -41,23 +41,4 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         logits.arg("--save-hf").arg(std::path::absolute(folder)?);
     }
     process::run(&mut logits)
-}
-
-/// The interpreter of target/venv-fixtures, made anew when the pinned requirements change.
-fn environment(workspace: &Workspace) -> Result<PathBuf> {
-    let requirements = workspace.root().join(FOLDER).join("requirements.txt");
-    let wanted = fs::read_to_string(&requirements)
-        .with_context(|| format!("cannot read {}", requirements.display()))?;
-    let folder = workspace.root().join("target/venv-fixtures");
-    let (python, installed) = (folder.join("bin/python"), folder.join("installed-requirements.txt"));
-    if fs::read_to_string(&installed).is_ok_and(|found| found == wanted) {
-        return Ok(python);
-    }
-    process::require_python_module("python3", "venv", "python3-venv")?;
-    process::run(workspace.command("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
-    let mut pip = workspace.command(&python);
-    pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--requirement"]).arg(&requirements);
-    process::run(&mut pip)?;
-    fs::write(&installed, wanted).with_context(|| format!("cannot write {}", installed.display()))?;
-    Ok(python)
 }

@@ -6,6 +6,7 @@
 
 #![allow(clippy::print_stdout)] // a command line tool talks on standard output
 
+mod cubins;
 mod demo;
 mod emulate;
 mod fixtures;
@@ -13,6 +14,7 @@ mod model;
 mod process;
 mod test;
 mod tidy;
+mod venv;
 mod workspace;
 
 use std::process::ExitCode;
@@ -36,6 +38,8 @@ enum Chore {
     Demo(demo::Args),
     /// Fetch the model and run every test of the workspace. Extra arguments go to `cargo test`.
     Test(test::Args),
+    /// Compile every CUDA kernel with NVRTC, fetched from PyPI; fail on spills, print registers and occupancy.
+    Cubins(cubins::Args),
     /// Check format, lints, docs, crate arrows, file sizes and where `unsafe` stands.
     Tidy(tidy::Args),
     /// Run the CUDA texts' tests on the host, perhaps under a sanitizer.
@@ -61,6 +65,7 @@ fn run(chore: Chore) -> anyhow::Result<()> {
         Chore::Model(args) => model::run(&workspace, &args),
         Chore::Demo(args) => demo::run(&workspace, &args),
         Chore::Test(args) => test::run(&workspace, &args),
+        Chore::Cubins(args) => cubins::run(&workspace, &args),
         Chore::Tidy(args) => tidy::run(&workspace, &args),
         Chore::Emulate(args) => emulate::run(&workspace, &args),
         Chore::Fixtures(args) => fixtures::run(&workspace, &args),

@@ -80,7 +80,7 @@ fn fetch(workspace: &Workspace, wheel: Option<&Path>) -> Result<PathBuf> {
 }
 
 /// Waits until no other run works in `folder`. The lock ends with the file handle, so a killed run leaves none.
-fn lock(folder: &Path) -> Result<File> {
+pub(crate) fn lock(folder: &Path) -> Result<File> {
     let path = folder.join(".lock");
     let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
     match file.try_lock() {

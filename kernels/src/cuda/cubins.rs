@@ -63,6 +63,11 @@ impl Cubins {
         if let Some(bytes) = embedded(EMBEDDED, source, arch) {
             return Ok(Cubin { bytes: Cow::Borrowed(bytes), log: String::new(), origin: Origin::Embedded });
         }
+        self.compiled(source, arch)
+    }
+
+    /// The same, whatever is built in: with the compiler's log.
+    pub fn compiled(&self, source: &Source, arch: Arch) -> Result<Cubin, NvrtcError> {
         let compiler = self.compiler()?;
         let key = key(&compiler.identity(), source, arch);
         let cached = self.cache.as_ref().and_then(|cache| cache.get(&key));
