@@ -43,7 +43,7 @@ fn main() -> ExitCode {
 }
 
 fn embed(crate_folder: &Path, folder: &Path) -> Result<String, ManifestError> {
-    let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf());
+    let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
     println!("cargo::rerun-if-changed={}", folder.display());
     println!("cargo::rerun-if-changed=src");
     let manifest = Manifest::read(&folder)?;

@@ -63,7 +63,7 @@ impl Cache {
         if let Err(error) = self.write(key, compiled) {
             tracing::warn!(
                 folder = %self.folder.display(), %error,
-                "cannot keep a compiled kernel; it will be compiled again next time (CONSORT_CACHE_DIR names the folder)"
+                "cannot keep a compiled kernel, which will be compiled again next time; see CONSORT_CACHE_DIR"
             );
         }
     }
@@ -79,7 +79,7 @@ impl Cache {
         self.prune()
     }
 
-    /// A new file beside the final one, so that the rename is atomic. Other threads and processes may write the same key.
+    /// A new file beside the final one, so that the rename is atomic. Others may write the same key meanwhile.
     fn temporary_file(&self, key: &str) -> io::Result<(File, PathBuf)> {
         let mut failure = io::Error::other("no attempt");
         for attempt in 0..TEMPORARY_FILES_MAX {

@@ -70,7 +70,7 @@ pub enum ManifestError {
         /// What is wrong.
         reason: &'static str,
     },
-    /// The cubins belong to other texts.
+    /// There are no cubins, or they belong to other texts.
     #[error("{what}; run `CONSORT_CUBINS_DIR= cargo xtask cubins` again")]
     Stale {
         /// What differs.
@@ -127,6 +127,9 @@ impl Manifest {
     /// Reads a folder's manifest.
     pub fn read(folder: &Path) -> Result<Manifest, ManifestError> {
         let path = folder.join(FILE_NAME);
+        if !path.exists() {
+            return Err(ManifestError::Stale { what: format!("{} does not exist", path.display()) });
+        }
         let text = read_text(&path)?;
         let mut lines = text.lines().enumerate();
         let refused =
@@ -211,11 +214,9 @@ impl Manifest {
         for Entry { source, arch, file, .. } in &self.entries {
             let digest = self.texts.iter().find(|(name, _)| name == source).map_or("", |(_, digest)| digest);
             let path = folder.join(file);
-            let path = path.to_string_lossy();
-            let _ = writeln!(
-                table,
-                "    Embedded {{ source: {source:?}, arch: {arch:?}, digest: {digest:?}, bytes: include_bytes!({path:?}) }},"
-            );
+            let bytes = format!("include_bytes!({:?})", path.to_string_lossy());
+            let fields = format!("source: {source:?}, arch: {arch:?}, digest: {digest:?}, bytes: {bytes}");
+            let _ = writeln!(table, "    Embedded {{ {fields} }},");
         }
         table.push(']');
         table
