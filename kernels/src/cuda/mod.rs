@@ -2,7 +2,8 @@
 //!
 //! An operation's CUDA side is `kernel.cu`, the text, and `cuda.rs`, which checks shapes, chooses a kernel and a grid
 //! and packs the arguments. Whoever runs kernels in order is a [`Launcher`]: a stream of a device, or in tests the
-//! emulator, which runs the same text on the host. No file here needs CUDA to build.
+//! emulator, which runs the same text on the host. [`sources`] lists the texts and [`cubins`] gives what a GPU runs of
+//! them: built in, or compiled by NVRTC where it is found. No file here needs CUDA to build.
 #![allow(unsafe_code)]
 
 pub mod arch;
