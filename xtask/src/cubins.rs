@@ -98,7 +98,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     print!("{}", if args.markdown { report::markdown(&kernels) } else { report::text(&kernels) });
     if !problems.is_empty() {
         problems.iter().for_each(|problem| eprintln!("error: {problem}"));
-        bail!("{} problems with the CUDA kernels", problems.len());
+        bail!("problems with the CUDA kernels: {}", problems.len());
     }
     manifest.write(&out)?;
     eprintln!(

@@ -56,8 +56,12 @@ fn a_spill_a_warning_and_a_disagreement_are_each_a_problem() {
         &judged(&SOURCE, spill),
         &["mixed in op/kernel.cu for sm_80: it spills", "8 bytes loaded"],
     );
-    let warning =
-        |log: String| format!("op/kernel.cu(2): warning #177-D: variable \"x\" was declared\n{log}");
+    let warning = |log: String| {
+        format!(
+            "op/kernel.cu(2): warning #177-D: variable \"x\" was declared\n\n\
+         Remark: The warnings can be suppressed with \"-diag-suppress <warning-number>\"\n{log}"
+        )
+    };
     assert_problem(&judged(&SOURCE, warning), &["op/kernel.cu for sm_80", "warning #177-D"]);
     let registers = image::kernels(MIXED).unwrap()[0].registers;
     let other = |log: String| log.replacen(&format!("Used {registers} "), "Used 77 ", 1);
