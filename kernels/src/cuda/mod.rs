@@ -57,3 +57,16 @@ pub trait Launcher {
 pub fn row_stride(width: usize) -> usize {
     width.next_multiple_of(8)
 }
+
+/// Most blocks along y (and z) of a grid; along x there may be 2^31 - 1.
+pub(crate) const GRID_Y_MAX: usize = 65_535;
+
+/// `value` as kernels take sizes: below 2^31, so that sums of two do not overflow.
+pub(crate) fn kernel_size(
+    operation: &'static str,
+    what: &'static str,
+    value: usize,
+) -> Result<u32, KernelError> {
+    KernelError::check_index(operation, what, value, 1 << 31)?;
+    Ok(value as u32)
+}

@@ -189,6 +189,14 @@ DEVICE float to_float(bf16 value) { return __uint_as_float((u32)value.bits << 16
 DEVICE float low_half(u32 packed) { return __uint_as_float(packed << 16); }
 DEVICE float high_half(u32 packed) { return __uint_as_float(packed & 0xffff0000u); }
 
+// 16 bytes as the four floats that they are, and back.
+DEVICE float4 as_floats(uint4 v) {
+    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
+}
+DEVICE uint4 as_bits(float4 v) {
+    return make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w));
+}
+
 template <class T> constexpr DEVICE T divide_up(T count, T size) { return (count + size - 1) / size; }
 
 // Sum and maximum over a warp, the same bits in every lane: partners 16, 8, 4, 2, 1 apart.

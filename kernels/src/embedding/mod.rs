@@ -2,9 +2,10 @@
 //!
 //! `out[i] = table[tokens[i] - first]` where that row exists on this rank, zeros elsewhere, so that a sum over ranks
 //! yields the whole embedding. `out` is `[tokens, width]`, f32. The table is a packed [`Weight`], because a tied
-//! head multiplies by the same bytes.
+//! head multiplies by the same bytes; on CUDA ([`cuda`]) it is row-major BF16.
 
 mod cpu;
+pub mod cuda;
 mod reference;
 #[cfg(test)]
 mod tests;

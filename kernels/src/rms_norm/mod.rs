@@ -14,6 +14,7 @@
 //! The sum of squares runs in 16 lanes, folded 8, 4, 2, 1 apart at the end.
 
 mod cpu;
+pub mod cuda;
 mod reference;
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@
 //! are the same bits on every machine. They are computed once per step ([`rope_angles`]) and used by every layer.
 
 mod cpu;
+pub mod cuda;
 mod reference;
 #[cfg(test)]
 mod tests;

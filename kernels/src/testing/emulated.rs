@@ -2,11 +2,13 @@
 #![allow(unsafe_code)]
 
 use consort_emulator::{Grid, Memory, Settings};
+use half::bf16;
 
 use crate::{
     KernelError,
     buffer::Plain,
-    cuda::{DeviceSlice, DeviceSliceMut, Launch, Launcher},
+    cuda::{DeviceSlice, DeviceSliceMut, Launch, Launcher, row_stride},
+    element::through,
 };
 
 /// Runs each launch at once, in the way that `settings` say.
@@ -59,4 +61,15 @@ pub(crate) fn device_slice<T: Plain>(memory: &Memory<T>) -> DeviceSlice<'_, T> {
 pub(crate) fn device_slice_mut<T: Plain>(memory: &mut Memory<T>) -> DeviceSliceMut<'_, T> {
     // SAFETY: as above, exclusively.
     unsafe { DeviceSliceMut::new(memory.address(), memory.len()) }
+}
+
+/// A row-major BF16 matrix as kernels read it, with the values that it holds.
+pub(crate) fn bf16_rows(values: &[f32], width: usize) -> (Vec<f32>, Vec<bf16>) {
+    let values: Vec<f32> = values.iter().copied().map(through::<bf16>).collect();
+    let mut rows = Vec::new();
+    for row in values.chunks_exact(width) {
+        rows.extend(row.iter().copied().map(bf16::from_f32));
+        rows.resize(rows.len().next_multiple_of(row_stride(width)), bf16::ZERO);
+    }
+    (values, rows)
 }

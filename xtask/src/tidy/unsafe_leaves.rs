@@ -27,6 +27,12 @@ pub(super) const LEAVES: &[&str] = &[
     // The emulator that runs CUDA text in tests: its C++ machine, memory for kernels.
     "kernels/emulator/src/",
     "kernels/emulator/tests/planted.rs",
+    // Launches of CUDA kernels.
+    "kernels/src/embedding/cuda.rs",
+    "kernels/src/kv_copy/cuda.rs",
+    "kernels/src/qkv/cuda.rs",
+    "kernels/src/rms_norm/cuda.rs",
+    "kernels/src/rope/cuda.rs",
     // The operating system: memory; and parts of one slice for several threads.
     "kernels/src/sys/",
     // NVRTC, loaded at run time.
