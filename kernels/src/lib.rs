@@ -10,6 +10,7 @@
 //! | [`team`] | the threads of one CPU device |
 //! | [`element`] | the storage types, f32 and BF16, and the rounding between them |
 //! | [`embedding`], [`rms_norm`], [`linear`], [`rope`], [`kv_append`], [`attention`], [`swiglu`] | layer operations |
+//! | [`qkv`], [`kv_copy`] | what a GPU does in one launch: heads on their way to attention; pages to pages |
 //! | [`sampling`] | from a row of logits to one token |
 //! | [`sys`] | the few system calls |
 //!
@@ -23,7 +24,9 @@ pub mod element;
 pub mod embedding;
 mod error;
 pub mod kv_append;
+pub mod kv_copy;
 pub mod linear;
+pub mod qkv;
 pub mod rms_norm;
 pub mod rope;
 pub mod sampling;

@@ -26,6 +26,11 @@ macro_rules! sources {
 
 // One line for each text, in alphabetical order: `"linear/kernel.cu",`.
 sources! {
+    "embedding/kernel.cu",
+    "kv_copy/kernel.cu",
+    "qkv/kernel.cu",
+    "rms_norm/kernel.cu",
+    "rope/kernel.cu",
     "swiglu/kernel.cu",
 }
 

@@ -1,7 +1,8 @@
 //! Gated activation: `out = silu(gate) · up`, rounded to `T`.
 //!
 //! `gate_up` is `[rows, 2 · width]`, f32, gate columns first; `out` is `[rows, width]`.
-//! `silu(x) = x / (1 + e^-x)`, with the kernels' own exponential.
+//! `silu(x) = x / (1 + e^-x)`, with the kernels' own exponential. On CUDA there are other activations besides, see
+//! [`cuda::Activation`].
 
 mod cpu;
 pub mod cuda;
@@ -9,7 +10,9 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-pub use reference::swiglu as swiglu_reference;
+pub use reference::{
+    clamped_swiglu as clamped_swiglu_reference, geglu as geglu_reference, swiglu as swiglu_reference,
+};
 
 use crate::{
     KernelError,

@@ -27,7 +27,6 @@ pub(super) const LEAVES: &[&str] = &[
     // The emulator that runs CUDA text in tests: its C++ machine, memory for kernels.
     "kernels/emulator/src/",
     "kernels/emulator/tests/planted.rs",
-    // Launches of CUDA kernels.
     "kernels/src/embedding/cuda.rs",
     "kernels/src/kv_copy/cuda.rs",
     "kernels/src/qkv/cuda.rs",
