@@ -1,11 +1,11 @@
 // out[i][c] = table[tokens[i] - first][c] as float, zero where the table has no such row.
 //
 // Mapping: a thread takes eight neighbouring columns of one row: one 16-byte load, two 16-byte stores (element by
-// element where the width is no multiple of four). Blocks along x share the columns, blocks along y are rows, so that a
-// single row of 8192 columns occupies eight multiprocessors.
+// element where the width is no multiple of four). Blocks along x share the columns, blocks along y are rows, so that
+// a single row of 8192 columns occupies eight multiprocessors.
 //
-// Moves 2 + 4 bytes an output and computes nothing: bound by memory, designed for 90 % of its bandwidth with hundreds of
-// rows. A few rows take as long as two dependent reads, the token's and the row's. Has not yet run on a card.
+// Moves 2 + 4 bytes an output and computes nothing: bound by memory, designed for 90 % of its bandwidth with hundreds
+// of rows. A few rows take as long as two dependent reads, the token's and the row's. Has not yet run on a card.
 #include "prelude.cuh"
 
 constexpr u32 COLUMNS = 8;

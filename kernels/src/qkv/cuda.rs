@@ -149,10 +149,12 @@ fn check_lengths(
 /// Kernel, and lanes that share a head.
 fn kernel_for(shape: &QkvShape) -> (&'static str, usize) {
     let dim = shape.pages.head_dim();
+    if !dim.is_multiple_of(8) || !shape.rotary_dim.is_multiple_of(8) {
+        return ("qkv_any", 32);
+    }
     match dim {
-        _ if !dim.is_multiple_of(8) || !shape.rotary_dim.is_multiple_of(8) => ("qkv_any", 32),
-        ..=64 => ("qkv_8", 8),
-        ..=128 => ("qkv_16", 16),
+        0..=64 => ("qkv_8", 8),
+        65..=128 => ("qkv_16", 16),
         _ => ("qkv_32", 32),
     }
 }

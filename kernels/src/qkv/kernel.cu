@@ -7,9 +7,9 @@
 // heads of 128 occupies ten multiprocessors. `qkv_any` takes heads and rotations that are no multiple of eight, a warp
 // per head, element by element.
 //
-// Moves 4 + 2 bytes an element (and 4 bytes a pair and row for angles, from L1 but for the first head), for some twenty
-// operations: bound by memory, designed for 85 % of its bandwidth with hundreds of rows; a few rows are bound by one
-// dependent chain of slot, read, norm and store, about 2 us. Has not yet run on a card.
+// Moves 4 + 2 bytes an element (and 4 bytes a pair and row for angles, from L1 but for the first head), for some
+// twenty operations: bound by memory, designed for 85 % of its bandwidth with hundreds of rows; a few rows are bound
+// by one dependent chain of read, norm and store, an estimated 2 us. Has not yet run on a card.
 #include "prelude.cuh"
 
 // What every head shares; passed by value.
@@ -35,8 +35,8 @@ struct Head {
     DEVICE bool turns() const { return !is_value; }
 };
 
-// Head number `task` of all rows. Beyond the last there is none to write: its lanes repeat the last one, since their warp
-// waits for them.
+// Head number `task` of all rows. Beyond the last there is none to write: its lanes repeat the last one, since their
+// warp waits for them.
 DEVICE Head head_of_task(const Inputs& in, const Shape& s, u32 task) {
     u32 heads = s.query_heads + 2 * s.kv_heads;
     Head h;
@@ -55,7 +55,8 @@ DEVICE Head head_of_task(const Inputs& in, const Shape& s, u32 task) {
     return h;
 }
 
-// Where a head goes; null where it does not exist or its row has no slot. To be asked late, since it waits for the slot.
+// Where a head goes; null where it does not exist or its row has no slot. To be asked late, since it waits for the
+// slot.
 DEVICE bf16* place_of(const Head& head, const Shape& s, bf16* queries, bf16* pages) {
     if (!head.exists) return nullptr;
     if (head.is_query) return queries + ((u64)head.row * s.query_heads + head.number) * s.padded_dim;

@@ -93,11 +93,13 @@ fn run(
 /// Kernel and threads of a block. They depend on the width alone, so that a row's sum does, too.
 fn kernel_for(width: u32) -> (&'static str, u32) {
     let threads = |units: u32| units.next_multiple_of(32).min(1024);
+    if !width.is_multiple_of(4) {
+        return ("rms_norm_ragged", threads(width));
+    }
     match width {
-        _ if !width.is_multiple_of(4) => ("rms_norm_ragged", threads(width)),
-        ..=2048 => ("rms_norm_1", threads(width / 4)),
-        ..=4096 => ("rms_norm_2", threads(width.div_ceil(8))),
-        ..=16384 => ("rms_norm_4", threads(width.div_ceil(16))),
+        0..=2048 => ("rms_norm_1", threads(width / 4)),
+        2049..=4096 => ("rms_norm_2", threads(width.div_ceil(8))),
+        4097..=16384 => ("rms_norm_4", threads(width.div_ceil(16))),
         _ => ("rms_norm_wide", 1024),
     }
 }

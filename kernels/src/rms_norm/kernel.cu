@@ -1,8 +1,9 @@
 // residual += delta (where there is one), then
-// out[r][c] = bf16(bf16(residual[r][c] / sqrt(mean(residual[r]^2) + eps)) * weight[c]); columns up to `stride` are zero.
+// out[r][c] = bf16(bf16(residual[r][c] / sqrt(mean(residual[r]^2) + eps)) * weight[c]),
+// and columns from `width` to `stride` are zero.
 //
-// Where `rows_of` is given, row r of `out` comes from row rows_of[r] of `residual` and `delta`, and `residual` stays as
-// it is: the last norm of a model, of those rows only that become logits. A number that is no row makes zeros.
+// Where `rows_of` is given, row r of `out` comes from row rows_of[r] of `residual` and `delta`, and `residual` stays
+// as it is: the last norm of a model, of those rows only that become logits. A number that is no row makes zeros.
 //
 // Mapping: a block per row. `rms_norm_1`, `_2` and `_4` hold the row in registers, that many vectors of four columns a
 // thread, and read it once: widths that are multiples of four up to 2048, 4096 and 16384. `rms_norm_wide` reads wider

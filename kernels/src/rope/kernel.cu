@@ -1,11 +1,11 @@
 // cos[r][i] = float(cos(angle)) * factor and sin alike, angle = float(positions[r]) * frequencies[i] in float.
 //
-// Mapping: a thread per angle. Reads 8 and writes 8 bytes an angle for some forty operations in double: once per step and
-// at most a megabyte, so designed for brevity. Has not yet run on a card.
+// Mapping: a thread per angle. Reads 8 and writes 8 bytes an angle for some forty operations in double: once per step
+// and at most some megabytes, so written for brevity. Has not yet run on a card.
 //
-// Accuracy: sine and cosine are right to 2^-49 before they are rounded to float, whatever the position. So are the CPU's,
-// and the two round to different floats only where both lie that close to the middle between two, one angle in some 2^24;
-// then they are neighbours. `sincosf` is as good, but keeps a table in local memory.
+// Accuracy: sine and cosine are right to 2^-49 before they are rounded to float, whatever the position. So are the
+// CPU's, and the two round to different floats only where both lie that close to the middle between two, one angle in
+// some 2^24; then they are neighbours. `sincosf` is as good, but keeps a table in local memory.
 #include "prelude.cuh"
 
 // The angle less the nearest multiple of pi/2, and which multiple of four that was.

@@ -4,12 +4,12 @@
 //   swiglu_gelu     gelu(gate) * up, gelu(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
 //   swiglu_clamped  (u + 1) g / (1 + e^(-1.702 g)), g = min(gate, 7), u = up within -7 and 7
 //
-// gate = gate_up[row][c] and up = gate_up[row][width + c], but for the last gate_up[row][2 c] and gate_up[row][2 c + 1].
+// gate = gate_up[row][c] and up = gate_up[row][width + c]; for the last, they are gate_up[row][2 c] and the next.
 //
-// Mapping: a thread takes four neighbouring columns of one row (one by one where rows do not begin on 16 bytes); blocks
-// along y are rows, so that a row of 28672 columns occupies 28 multiprocessors. Moves 8 + 2 bytes an output and computes
-// one exponential and one division: bound by memory, designed for 85 % of its bandwidth with tens of rows. Has not yet
-// run on a card.
+// Mapping: a thread takes four neighbouring columns of one row (one by one where rows do not begin on 16 bytes);
+// blocks along y are rows, so that a row of 28672 columns occupies 28 multiprocessors. Moves 8 + 2 bytes an output and
+// computes one exponential and one division: bound by memory, designed for 85 % of its bandwidth with tens of rows.
+// Has not yet run on a card.
 #include "prelude.cuh"
 
 constexpr float LOG2_E = 1.44269504f;

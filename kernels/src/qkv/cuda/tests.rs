@@ -94,10 +94,10 @@ impl Given {
 
     /// Holds a head against the reference's; returns how many of its elements a norm's rounding moved.
     ///
-    /// The last rounding moves a number by 2^-8 of itself at most, and sines, cosines, their factor and two products move
-    /// it by 8 · 2^-24 of the head's largest before. A norm's statistics differ by 2^-18, since its sum runs in another
-    /// order, which may make either of its two roundings end on the neighbour: 2 · 2^-7 of each of two numbers that turn
-    /// together, so 2^-6 of the largest times the root of two and the factor 1.25.
+    /// The last rounding moves a number by 2^-8 of itself at most, and sines, cosines, their factor and two products
+    /// move it by 8 · 2^-24 of the head's largest before. A norm's statistics differ by 2^-18, since its sum runs in
+    /// another order, which may make either of its two roundings end on the neighbour: 2 · 2^-7 of each of two numbers
+    /// that turn together, so 2^-6 of the largest times the root of two and the factor 1.25.
     #[track_caller]
     fn assert_head(&self, got: &[bf16], expected: &[f32], context: &str) -> usize {
         let (dim, scale) = (expected.len(), expected.iter().fold(0.0f32, |a, b| a.max(b.abs())));
@@ -135,8 +135,9 @@ impl Given {
                 }
             }
         }
-        // A norm's rounding ends on the neighbour when the number lies within 2^-18 of the middle between two that are 2^-8
-        // to 2^-7 apart: once in 2^9 at most, for each of two roundings of two numbers, so in less than 1 % of all.
+        // A norm's rounding ends on the neighbour when the number lies within 2^-18 of the middle between two that are
+        // 2^-8 to 2^-7 apart: once in 2^9 at most, for each of two roundings of two numbers, so in less than 1 % of
+        // all.
         assert!(
             moved <= 4 + elements / 50,
             "{context}: {moved} of {elements} elements were rounded otherwise"

@@ -39,10 +39,10 @@ impl Given {
         sums
     }
 
-    /// Holds a row of `out` against the contract in f64. The sum of squares is rounded once per term that a thread or a tree
-    /// adds (16384 / 1024 · 1.25 + 10 terms in a row at most, each half of 2^-23), halved by the root; the root itself, its
-    /// argument and the product add 4 ulp: below 2^-18. So the normal before its first rounding lies within that of the
-    /// true one, and what comes after is exact: `got` lies between what the two ends become.
+    /// Holds a row of `out` against the contract in f64. The sum of squares is rounded once per term that a thread or
+    /// a tree adds (16384 / 1024 + 10 in a row at most, each half of 2^-23), halved by the root; the root
+    /// itself, its argument and the product add 4 ulp: below 2^-18. So the normal before its first rounding lies
+    /// within that of the true one, and what comes after is exact: `got` lies between what the two ends become.
     fn assert_row(&self, row: usize, got: &[bf16], context: &str) {
         let sums = self.sums(row);
         let mean = sums.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / sums.len() as f64;

@@ -30,8 +30,8 @@ fn run(device: &Emulated, activation: Activation, gate_up: &[f32], width: usize)
 }
 
 fn assert_rows(activation: Activation, rows: usize, width: usize, ways: usize) {
-    // Rounding to BF16 (2^-8), and before it an approximate exponential and division (2 ulp each) and the rounding of the
-    // exponential's argument, enlarged by the argument itself: below 100 wherever the result is above 1e-30.
+    // Rounding to BF16 (2^-8), and before it an approximate exponential and division (2 ulp each) and the rounding of
+    // the exponential's argument, enlarged by the argument itself: below 100 wherever the result is above 1e-30.
     let relative = 1.0 / 256.0 + 256.0 * f32::EPSILON;
     let mut values: Vec<f32> = Numbers(4).vec(2 * rows * width).iter().map(|x| x * 12.0).collect();
     values.iter_mut().take(1).for_each(|gate| *gate = -200.0);
