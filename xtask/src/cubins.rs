@@ -27,10 +27,10 @@ use consort_kernels::cuda::{
     arch::Arch,
     cubins::{
         Cubin, Cubins,
-        manifest::{Entry, FILE_NAME, Manifest, digest, sha256},
+        manifest::{Entry, FILE_NAME, Manifest, sha256},
     },
     settings::Settings,
-    sources::{PRELUDE, SOURCES, Source},
+    sources::{SOURCES, Source},
 };
 
 use self::gate::Verdict;
@@ -175,7 +175,7 @@ fn write_cubins(out: &Path, compiler: &str, built: &[Built]) -> Result<Manifest>
             fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
     }
-    let texts = SOURCES.iter().map(|source| (source.name.to_owned(), digest(PRELUDE, source.text))).collect();
+    let texts = SOURCES.iter().map(|source| (source.name.to_owned(), source.digest())).collect();
     let mut manifest = Manifest { compiler: compiler.to_owned(), texts, entries: Vec::new() };
     for Built { source, arch, cubin, .. } in built {
         let file = format!("{}.{arch}.cubin", source.name.trim_end_matches(".cu").replace('/', "-"));

@@ -15,7 +15,7 @@ use super::{
     arch::Arch,
     nvrtc::{Compiled, Nvrtc, NvrtcError},
     settings::Settings,
-    sources::{PRELUDE, Source},
+    sources::Source,
 };
 
 /// A text compiled for one architecture.
@@ -105,12 +105,12 @@ pub fn embedded_architectures() -> Vec<&'static str> {
 fn embedded(table: &[Embedded], source: &Source, arch: Arch) -> Option<&'static [u8]> {
     let arch = arch.to_string();
     let found = table.iter().find(|embedded| embedded.source == source.name && embedded.arch == arch)?;
-    (found.digest == manifest::digest(PRELUDE, source.text)).then_some(found.bytes)
+    (found.digest == source.digest()).then_some(found.bytes)
 }
 
 /// Name of a cached cubin: everything that it depends on. The text's name is part of its log.
 fn key(compiler: &str, source: &Source, arch: Arch) -> String {
-    let digest = manifest::digest(PRELUDE, source.text);
+    let digest = source.digest();
     manifest::sha256(
         format!("{compiler}\n{}\n{arch}\n{digest}\n{}", OPTIONS.join(" "), source.name).as_bytes(),
     )

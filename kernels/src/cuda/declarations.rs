@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     fn source(text: &'static str) -> Source {
-        Source { name: "op/kernel.cu", text }
+        Source { name: "op/kernel.cu", text, headers: &[] }
     }
 
     #[test]

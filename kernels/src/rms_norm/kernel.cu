@@ -159,6 +159,7 @@ template <class Unit> DEVICE void norm_twice_read(const Row& row) {
     zero_columns(row, row.width);
 }
 
+// dynamic shared memory: rms_norm_* 128 bytes
 KERNEL(rms_norm_1, 512, 2, PARAMETERS) { norm_in_registers<1>(THIS_ROW); }
 KERNEL(rms_norm_2, 512, 2, PARAMETERS) { norm_in_registers<2>(THIS_ROW); }
 KERNEL(rms_norm_4, 1024, 1, PARAMETERS) { norm_in_registers<4>(THIS_ROW); }

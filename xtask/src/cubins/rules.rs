@@ -49,7 +49,10 @@ pub(super) const RULES: &[Rule] = &[
     matrix("attention/kernel_prefill.cu", "attention_prefill_*"),
     memory_bound("linear/kernel.cu", "linear_gemv_*", NarrowLoads::Forbidden),
     matrix("linear/kernel_gemm.cu", "linear_gemm_*"),
-    memory_bound("rms_norm/kernel.cu", "rms_norm_*", NarrowLoads::Forbidden),
+    memory_bound("rms_norm/kernel.cu", "rms_norm_1", NarrowLoads::Forbidden),
+    memory_bound("rms_norm/kernel.cu", "rms_norm_2", NarrowLoads::Forbidden),
+    memory_bound("rms_norm/kernel.cu", "rms_norm_4", NarrowLoads::Forbidden),
+    memory_bound("rms_norm/kernel.cu", "rms_norm_wide", NarrowLoads::Forbidden),
     memory_bound("swiglu/kernel.cu", "swiglu_*", NarrowLoads::Allowed),
 ];
 

@@ -78,10 +78,11 @@ pub enum ManifestError {
     },
 }
 
-/// Digest of all that a text's cubins depend on, besides the compiler and the architecture.
-pub fn digest(prelude: &str, text: &str) -> String {
+/// Digest of all that a text's cubins depend on, besides the compiler and the architecture: `parts` are the prelude,
+/// the headers of its folder, the text.
+pub fn digest<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hasher = Sha256::new();
-    for part in OPTIONS.iter().copied().chain([prelude, text]) {
+    for part in OPTIONS.iter().copied().chain(parts) {
         hasher.update((part.len() as u64).to_le_bytes());
         hasher.update(part);
     }
@@ -97,8 +98,30 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Name and content of every CUDA text (`.cu`) below a crate's `src`, in order of names.
-pub fn texts(src: &Path) -> Result<Vec<(String, String)>, ManifestError> {
+/// A CUDA text as it lies in its folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Text {
+    /// Path below `src`.
+    pub name: String,
+    /// What it says.
+    pub text: String,
+    /// Name and content of every header (`.cuh`) beside it, in order of names.
+    pub headers: Vec<(String, String)>,
+}
+
+/// Every CUDA text (`.cu`) below a crate's `src`, in order of names.
+pub fn texts(src: &Path) -> Result<Vec<Text>, ManifestError> {
+    let folder_of = |name: &str| name.rsplit_once('/').map_or(String::new(), |(folder, _)| folder.to_owned());
+    let headers = files(src, "cuh")?;
+    let texts = files(src, "cu")?.into_iter().map(|(name, text)| {
+        let beside = headers.iter().filter(|(header, _)| folder_of(header) == folder_of(&name));
+        Text { headers: beside.cloned().collect(), name, text }
+    });
+    Ok(texts.collect())
+}
+
+/// Name and content of every file with an extension below a crate's `src`, in order of names.
+fn files(src: &Path, extension: &str) -> Result<Vec<(String, String)>, ManifestError> {
     let (mut pending, mut found) = (vec![src.to_path_buf()], Vec::new());
     while let Some(folder) = pending.pop() {
         let failed = |error| ManifestError::File { path: folder.clone(), error };
@@ -106,7 +129,7 @@ pub fn texts(src: &Path) -> Result<Vec<(String, String)>, ManifestError> {
             let path = entry.map_err(failed)?.path();
             if path.is_dir() {
                 pending.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "cu") {
+            } else if path.extension().is_some_and(|found| found == extension) {
                 let relative = path.strip_prefix(src).unwrap_or(&path).to_string_lossy().replace('\\', "/");
                 found.push((relative, read_text(&path)?));
             }
@@ -120,7 +143,11 @@ pub fn texts(src: &Path) -> Result<Vec<(String, String)>, ManifestError> {
 pub fn digests(src: &Path) -> Result<Vec<(String, String)>, ManifestError> {
     let texts = texts(src)?;
     let prelude = if texts.is_empty() { String::new() } else { read_text(&src.join(PRELUDE))? };
-    Ok(texts.into_iter().map(|(name, text)| (name, digest(&prelude, &text))).collect())
+    let digest_of = |text: &Text| {
+        let headers = text.headers.iter().map(|(_, header)| header.as_str());
+        digest(std::iter::once(prelude.as_str()).chain(headers).chain([text.text.as_str()]))
+    };
+    Ok(texts.iter().map(|text| (text.name.clone(), digest_of(text))).collect())
 }
 
 impl Manifest {

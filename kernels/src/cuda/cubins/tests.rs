@@ -1,17 +1,19 @@
 use std::fs;
 
 use super::*;
+use crate::cuda::sources::Header;
 use crate::{cuda::testing, testing::Folder};
 
 const SM_80: Arch = Arch::CHECKED[0];
 const SOURCE: Source = Source {
     name: "op/kernel.cu",
     text: "#include \"prelude.cuh\"\nKERNEL(one, 32, 1, (int* p)) { p[threadIdx.x] = 1; }\n",
+    headers: &[],
 };
 
 #[test]
 fn a_built_in_cubin_serves_its_own_text_and_architecture_only() {
-    let digest: &'static str = manifest::digest(PRELUDE, SOURCE.text).leak();
+    let digest: &'static str = SOURCE.digest().leak();
     let table = [Embedded { source: "op/kernel.cu", arch: "sm_80", digest, bytes: b"cubin" }];
     assert_eq!(embedded(&table, &SOURCE, SM_80), Some(&b"cubin"[..]));
     assert_eq!(embedded(&table, &SOURCE, Arch::CHECKED[1]), None);
@@ -22,6 +24,8 @@ fn a_built_in_cubin_serves_its_own_text_and_architecture_only() {
 #[test]
 fn everything_that_a_cubin_depends_on_is_in_its_key() {
     let other_text = Source { text: "edited", ..SOURCE };
+    const HEADER: Header = Header { name: "op/op.cuh", text: "constexpr int ONE = 1;" };
+    let other_headers = Source { headers: &[HEADER], ..SOURCE };
     let other_name = Source { name: "other/kernel.cu", ..SOURCE };
     let mut keys = vec![
         key("NVRTC 12.9", &SOURCE, SM_80),
@@ -29,11 +33,12 @@ fn everything_that_a_cubin_depends_on_is_in_its_key() {
         key("NVRTC 12.9", &SOURCE, Arch::CHECKED[1]),
         key("NVRTC 12.9", &other_text, SM_80),
         key("NVRTC 12.9", &other_name, SM_80),
+        key("NVRTC 12.9", &other_headers, SM_80),
     ];
     assert_eq!(keys[0], key("NVRTC 12.9", &SOURCE, SM_80));
     keys.sort();
     keys.dedup();
-    assert_eq!(keys.len(), 5);
+    assert_eq!(keys.len(), 6);
 }
 
 #[test]

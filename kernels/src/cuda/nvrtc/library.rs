@@ -81,9 +81,9 @@ pub(super) enum Outcome {
 }
 
 /// A header handed over in memory.
-pub(super) struct Header<'a> {
-    pub(super) name: &'a CStr,
-    pub(super) text: &'a CStr,
+pub(super) struct Header {
+    pub(super) name: CString,
+    pub(super) text: CString,
 }
 
 impl Library {
@@ -141,18 +141,19 @@ impl Library {
         &self,
         name: &CStr,
         text: &CStr,
-        header: &Header<'_>,
+        headers: &[Header],
         options: &[CString],
     ) -> Result<Outcome, CallError> {
         let mut program = OpenProgram { library: self, program: ptr::null_mut() };
-        let (header_texts, header_names) = ([header.text.as_ptr()], [header.name.as_ptr()]);
-        // SAFETY: C strings and arrays of one, all alive during the call, which copies them.
+        let header_texts: Vec<_> = headers.iter().map(|header| header.text.as_ptr()).collect();
+        let header_names: Vec<_> = headers.iter().map(|header| header.name.as_ptr()).collect();
+        // SAFETY: C strings and arrays as long as said, all alive during the call, which copies them.
         let status = unsafe {
             (self.functions.create)(
                 &mut program.program,
                 text.as_ptr(),
                 name.as_ptr(),
-                1,
+                c_int::try_from(headers.len()).unwrap_or(c_int::MAX),
                 header_texts.as_ptr(),
                 header_names.as_ptr(),
             )

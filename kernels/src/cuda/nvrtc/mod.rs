@@ -8,7 +8,7 @@ mod search;
 pub mod usage;
 
 use std::{
-    ffi::{CStr, CString},
+    ffi::CString,
     fmt,
     path::{Path, PathBuf},
 };
@@ -28,7 +28,7 @@ use super::{
 const VERSION_MIN: (i32, i32) = (12, 0);
 
 /// What the texts include.
-const PRELUDE_NAME: &CStr = c"prelude.cuh";
+const PRELUDE_NAME: &str = "prelude.cuh";
 
 /// A loaded NVRTC. Several threads may compile at once.
 pub struct Nvrtc {
@@ -182,13 +182,16 @@ impl Nvrtc {
         let failed = |CallError { function, reason }| NvrtcError::Call { function, name: name(), reason };
         self.require(arch, &self.library.architectures().map_err(failed)?)?;
         let c_string = |text: &str| CString::new(text).map_err(|_| NvrtcError::Nul { name: name() });
-        let (file, text, prelude) = (c_string(source.name)?, c_string(source.text)?, c_string(PRELUDE)?);
-        let header = Header { name: PRELUDE_NAME, text: &prelude };
+        let (file, text) = (c_string(source.name)?, c_string(source.text)?);
+        let headers = std::iter::once((PRELUDE_NAME, PRELUDE))
+            .chain(source.headers.iter().map(|header| (header.file_name(), header.text)))
+            .map(|(name, text)| Ok(Header { name: c_string(name)?, text: c_string(text)? }))
+            .collect::<Result<Vec<_>, NvrtcError>>()?;
         let options = std::iter::once(format!("--gpu-architecture={arch}"))
             .chain(OPTIONS.iter().map(|&option| option.to_owned()))
             .map(|option| c_string(&option))
             .collect::<Result<Vec<_>, _>>()?;
-        match self.library.compile(&file, &text, &header, &options).map_err(failed)? {
+        match self.library.compile(&file, &text, &headers, &options).map_err(failed)? {
             Outcome::Compiled { cubin, log } => Ok(Compiled { cubin, log }),
             Outcome::Refused { log } => {
                 let log = log.trim_end().to_owned();

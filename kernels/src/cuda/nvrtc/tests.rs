@@ -89,14 +89,18 @@ fn a_failure_that_is_not_the_text_s_names_the_function_and_its_reason() {
     let folder = Folder::new("nvrtc-impostor");
     let nvrtc = Nvrtc::open(&at(testing::shared_library(&folder, IMPOSTOR))).unwrap();
     assert_eq!(nvrtc.version(), Version { major: 12, minor: 3 });
-    let error =
-        nvrtc.compile(&Source { name: "op/kernel.cu", text: "" }, SM_80).expect_err("it fails").to_string();
+    let error = nvrtc
+        .compile(&Source { name: "op/kernel.cu", text: "", headers: &[] }, SM_80)
+        .expect_err("it fails")
+        .to_string();
     assert_eq!(
         error,
         "NVRTC's nvrtcCompileProgram failed for op/kernel.cu: NVRTC_ERROR_BUILTIN_OPERATION_FAILURE"
     );
-    let error =
-        nvrtc.compile(&Source { name: "op/kernel.cu", text: "\0" }, SM_80).expect_err("a NUL").to_string();
+    let error = nvrtc
+        .compile(&Source { name: "op/kernel.cu", text: "\0", headers: &[] }, SM_80)
+        .expect_err("a NUL")
+        .to_string();
     assert_eq!(error, "op/kernel.cu holds a NUL byte");
 }
 
@@ -104,8 +108,9 @@ fn a_failure_that_is_not_the_text_s_names_the_function_and_its_reason() {
 fn an_architecture_that_this_version_does_not_know_is_named_with_those_it_knows() {
     let folder = Folder::new("nvrtc-architectures");
     let nvrtc = Nvrtc::open(&at(testing::shared_library(&folder, IMPOSTOR))).unwrap();
-    let error =
-        nvrtc.compile(&Source { name: "op/kernel.cu", text: "" }, Arch::CHECKED[2]).expect_err("sm_100a");
+    let error = nvrtc
+        .compile(&Source { name: "op/kernel.cu", text: "", headers: &[] }, Arch::CHECKED[2])
+        .expect_err("sm_100a");
     let text = error.to_string();
     assert!(text.starts_with("NVRTC 12.3 at ") && text.contains("libnvrtc.so.12"), "{text}");
     assert!(text.contains("does not compile for sm_100a, only for sm_80, sm_90"), "{text}");
@@ -131,7 +136,8 @@ fn the_real_compiler_makes_cubins_whose_log_and_image_agree() {
     let Some(settings) = testing::nvrtc_settings() else { return };
     let nvrtc = Nvrtc::open(&settings).unwrap();
     for arch in Arch::CHECKED {
-        let compiled = nvrtc.compile(&Source { name: "op/kernel.cu", text: TEXT }, arch).unwrap();
+        let compiled =
+            nvrtc.compile(&Source { name: "op/kernel.cu", text: TEXT, headers: &[] }, arch).unwrap();
         let kernels = image::kernels(&compiled.cubin).unwrap();
         assert_eq!(
             kernels.iter().map(|kernel| kernel.name.as_str()).collect::<Vec<_>>(),
@@ -159,8 +165,10 @@ fn the_real_compiler_shows_file_and_line_of_a_mistake() {
     let Some(settings) = testing::nvrtc_settings() else { return };
     let nvrtc = Nvrtc::open(&settings).unwrap();
     let text = "#include \"prelude.cuh\"\nKERNEL(wrong, 32, 1, (int* p)) { p[0] = no_such_name; }\n";
-    let error =
-        nvrtc.compile(&Source { name: "op/kernel.cu", text }, SM_80).expect_err("a mistake").to_string();
+    let error = nvrtc
+        .compile(&Source { name: "op/kernel.cu", text, headers: &[] }, SM_80)
+        .expect_err("a mistake")
+        .to_string();
     for words in ["refuses op/kernel.cu for sm_80", "op/kernel.cu(2): error", "no_such_name"] {
         assert!(error.contains(words), "{words}: {error}");
     }

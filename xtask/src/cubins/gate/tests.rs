@@ -8,7 +8,7 @@ use crate::cubins::tests::compiler;
 const MIXED: &[u8] = include_bytes!("../../../../kernels/src/cuda/image/mixed_12_9_sm_80.cubin");
 const TEXT: &str =
     "#include \"prelude.cuh\"\nKERNEL(mixed, 96, 2, (char c)) {}\nKERNEL(without_parameters, 32, 1, ()) {}\n";
-const SOURCE: Source = Source { name: "op/kernel.cu", text: TEXT };
+const SOURCE: Source = Source { name: "op/kernel.cu", text: TEXT, headers: &[] };
 
 /// A cubin with the log that a compiler writes of it.
 fn cubin() -> Cubin {
@@ -121,7 +121,7 @@ extern "C" __global__ void without_bounds(float* out) { out[threadIdx.x] = 1; }
 fn the_real_compiler_s_spills_and_local_memory_make_the_gate_fail() {
     let Some(cubins) = compiler() else { return };
     for arch in Arch::CHECKED {
-        let source = Source { name: "op/kernel.cu", text: FAULTY };
+        let source = Source { name: "op/kernel.cu", text: FAULTY, headers: &[] };
         let mut problems = judge(&source, arch, &cubins.compiled(&source, arch).unwrap()).unwrap().problems;
         problems.sort();
         let place = format!("in op/kernel.cu for {arch}: ");

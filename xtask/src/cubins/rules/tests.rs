@@ -78,7 +78,7 @@ fn shared_memory_is_declared_where_it_is_used_and_only_there() {
 
 #[test]
 fn a_rule_without_a_kernel_is_an_error_once_its_text_is_there() {
-    let source = Source { name: TEXT, text: "" };
+    let source = Source { name: TEXT, text: "", headers: &[] };
     let kernels = [kernel("linear_gemv_rows", 0)];
     let found = without_kernels(TABLE, &[source], &kernels);
     assert_eq!(found.len(), 1, "{found:?}");

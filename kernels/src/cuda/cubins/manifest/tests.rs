@@ -4,7 +4,7 @@ use crate::testing::Folder;
 /// A folder as the chore writes it, with one text and cubins for two architectures.
 fn written(name: &str) -> (Folder, Manifest, Vec<(String, String)>) {
     let folder = Folder::new(name);
-    let digests = vec![("op/kernel.cu".to_owned(), digest("prelude", "text"))];
+    let digests = vec![("op/kernel.cu".to_owned(), digest(["prelude", "text"]))];
     let mut manifest =
         Manifest { compiler: "NVRTC 12.9".to_owned(), texts: digests.clone(), entries: Vec::new() };
     for arch in ["sm_80", "sm_90a"] {
@@ -47,9 +47,9 @@ fn the_table_holds_one_element_for_each_cubin_with_the_digest_of_its_text() {
 #[test]
 fn cubins_of_another_text_prelude_or_set_of_texts_are_refused() {
     let (folder, manifest, mut digests) = written("manifest-stale");
-    assert_ne!(digest("prelude", "text"), digest("prelude ", "text"));
-    assert_ne!(digest("prelude", "text"), digest("preludet", "ext"));
-    digests[0].1 = digest("prelude", "edited");
+    assert_ne!(digest(["prelude", "text"]), digest(["prelude ", "text"]));
+    assert_ne!(digest(["prelude", "text"]), digest(["preludet", "ext"]));
+    digests[0].1 = digest(["prelude", "edited"]);
     assert_stale(manifest.check(folder.path(), &digests), "op/kernel.cu");
     assert_stale(manifest.check(folder.path(), &[]), "which is gone");
     digests[0].0 = "new/kernel.cu".to_owned();
@@ -91,14 +91,27 @@ fn a_text_that_is_no_manifest_is_refused_with_its_line() {
 #[test]
 fn texts_are_found_in_every_folder_in_order() {
     let folder = Folder::new("manifest-texts");
-    for path in
-        ["linear/kernel.cu", "attention/prefill.cu", "attention/decode.cu", "cuda/prelude.cuh", "lib.rs"]
-    {
+    for path in [
+        "linear/kernel.cu",
+        "attention/prefill.cu",
+        "attention/shared.cuh",
+        "attention/decode.cu",
+        "cuda/prelude.cuh",
+        "lib.rs",
+    ] {
         let path = folder.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, "text").unwrap();
+        fs::write(&path, if path.ends_with("shared.cuh") { "header" } else { "text" }).unwrap();
     }
-    let names = ["attention/decode.cu", "attention/prefill.cu", "linear/kernel.cu"];
-    assert_eq!(texts(folder.path()).unwrap(), names.map(|name| (name.to_owned(), "text".to_owned())));
-    assert_eq!(digests(folder.path()).unwrap(), names.map(|name| (name.to_owned(), digest("text", "text"))));
+    let found = texts(folder.path()).unwrap();
+    let names: Vec<&str> = found.iter().map(|text| text.name.as_str()).collect();
+    assert_eq!(names, ["attention/decode.cu", "attention/prefill.cu", "linear/kernel.cu"]);
+    assert!(found.iter().all(|text| text.text == "text"));
+    let shared = [("attention/shared.cuh".to_owned(), "header".to_owned())];
+    assert_eq!(found.iter().map(|text| &text.headers[..]).collect::<Vec<_>>(), [&shared[..], &shared, &[]]);
+    let of_attention = digest(["text", "header", "text"]);
+    let expected = [of_attention.clone(), of_attention, digest(["text", "text"])];
+    let digests: Vec<String> =
+        digests(folder.path()).unwrap().into_iter().map(|(_, digest)| digest).collect();
+    assert_eq!(digests, expected);
 }
