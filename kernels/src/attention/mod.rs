@@ -18,6 +18,7 @@
 //! the window. Chunks that no row of a task sees are not read. A row that sees a score of NaN or plus infinity is NaN.
 
 mod cpu;
+pub mod cuda;
 mod lanes;
 mod reference;
 #[cfg(test)]

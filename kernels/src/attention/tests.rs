@@ -136,7 +136,8 @@ fn against_reference<T: Kernels>(tolerance: f32) {
                                 .collect()
                         };
                         let (k, v) = (of_head(&world.keys[at]), of_head(&world.values[at]));
-                        let expected = attention_reference(&query, &k, &v, world.shape.scale, case.window);
+                        let expected =
+                            attention_reference(&query, &k, &v, world.shape.scale, case.window, None);
                         for (a, b) in got[(row * heads + head) * dim..][..dim].iter().zip(&expected) {
                             assert!(
                                 (a - b).abs() <= tolerance,

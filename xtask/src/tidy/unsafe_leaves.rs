@@ -8,6 +8,7 @@ use super::{Findings, source::Source};
 pub(super) const LEAVES: &[&str] = &[
     // Kernels' compute: SIMD intrinsics, and views of one buffer handed to the threads of a team.
     "kernels/src/attention/cpu.rs",
+    "kernels/src/attention/cuda.rs",
     "kernels/src/attention/lanes.rs",
     "kernels/src/attention/tiles.rs",
     "kernels/src/buffer.rs",
