@@ -218,3 +218,12 @@ DEVICE float block_sum(float value, float* scratch) {
     __syncthreads();
     return warp_sum(lane_index() < blockDim.x / WARP ? scratch[lane_index()] : 0.0f);
 }
+
+// Whether this block is the last of `blocks` to come here, each once. The last one sees all that the others wrote
+// before they came, and leaves the counter at zero, as the first must find it. A barrier of the block.
+DEVICE bool block_arrives_last(u32* arrivals, u32 blocks) {
+    __syncthreads();
+    bool last = threadIdx.x == 0 && fetch_add_device(arrivals, 1) == blocks - 1;
+    if (last) *arrivals = 0;
+    return __syncthreads_or(last);
+}

@@ -13,6 +13,7 @@
 //! [`Element::round`] makes none.
 
 mod cpu;
+pub mod cuda;
 mod reference;
 #[cfg(test)]
 mod tests;

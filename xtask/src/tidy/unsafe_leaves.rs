@@ -14,6 +14,7 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/src/buffer.rs",
     "kernels/src/embedding/cpu.rs",
     "kernels/src/linear/cpu.rs",
+    "kernels/src/linear/cuda.rs",
     "kernels/src/linear/tiles.rs",
     "kernels/src/rms_norm/cpu.rs",
     "kernels/src/rope/cpu.rs",
