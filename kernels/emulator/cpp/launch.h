@@ -22,7 +22,8 @@ struct EmulatorSettings {
     std::uint32_t order;
     std::uint32_t copies;
     std::uint64_t seed;
-    // Whether blocks of all grids are under way at the same time, as they must be when they wait for each other.
+    // Whether all ranks are under way at the same time, as they must be when they wait for each other. The grids of one
+    // rank follow one another.
     std::uint32_t together;
 };
 

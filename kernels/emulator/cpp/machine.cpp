@@ -73,6 +73,8 @@ struct Grid {
     std::vector<std::vector<std::uint64_t>> arguments;
     std::vector<void*> pointers;
     char started = 0, ended = 0;
+    // The grid of the same rank that ends before this one begins.
+    Grid* before = nullptr;
 };
 
 struct Block {
@@ -274,6 +276,7 @@ void run_thread() {
     Block& block = *lane.block;
     Grid& grid = *block.grid;
     observe(&grid.started);
+    if (grid.before) observe(&grid.before->ended);
     grid.kernel->invoke(grid.kernel->body, grid.pointers.data());
     bool copying = !lane.open.empty();
     for (const auto& group : lane.groups) copying |= !group.empty();
@@ -392,10 +395,16 @@ void report_deadlock(const std::vector<Block*>& under_way) {
     fail(text);
 }
 
+void end_finished(std::vector<Block*>& under_way) {
+    std::erase_if(under_way, [](Block* block) {
+        if (block->alive) return false;
+        end(*block);
+        return true;
+    });
+}
+
 void run_blocks(std::vector<std::unique_ptr<Block>>& blocks) {
-    std::size_t window = machine->settings.together            ? blocks.size()
-                         : machine->settings.order == SHUFFLED ? 3
-                                                               : 1;
+    std::size_t window = machine->settings.order == SHUFFLED ? 3 : 1;
     std::vector<Block*> under_way;
     std::size_t next = 0;
     int idle_rounds = 0;
@@ -406,21 +415,85 @@ void run_blocks(std::vector<std::unique_ptr<Block>>& blocks) {
         }
         std::uint64_t before = machine->events;
         for (Block* block : under_way) run_round(*block);
-        std::erase_if(under_way, [](Block* block) {
-            if (block->alive) return false;
-            end(*block);
-            return true;
-        });
+        end_finished(under_way);
         idle_rounds = machine->events == before ? idle_rounds + 1 : 0;
         if (idle_rounds > IDLE_ROUNDS_MAX && !machine->failed) report_deadlock(under_way);
     }
     for (Block* block : under_way) end(*block);
 }
 
+// ---- Ranks that run together ----
+
+// The grids of one rank, one after the other as in a stream; all blocks of a grid are under way at once.
+struct Stream {
+    std::deque<std::vector<Block*>> waiting;
+    std::vector<Block*> under_way;
+
+    bool done() const { return waiting.empty() && under_way.empty(); }
+
+    void advance() {
+        if (under_way.empty() && !waiting.empty()) {
+            under_way = std::move(waiting.front());
+            waiting.pop_front();
+            machine->events++;
+            for (Block* block : under_way) begin(*block);
+        }
+        for (Block* block : under_way) run_round(*block);
+        end_finished(under_way);
+    }
+};
+
+// Ranks drift apart as far as their flags allow: with FAR_WARP one after another runs on until it needs the others,
+// with SHUFFLED a rank rests in every other round, by chance.
+void advance_all(std::vector<Stream>& streams) {
+    std::size_t count = streams.size(), order = machine->settings.order;
+    std::size_t first = order == ASCENDING ? 0 : order == DESCENDING ? count - 1 : machine->next_random() % count;
+    for (std::size_t at = 0; at < count; at++) {
+        Stream& stream = streams[order == DESCENDING ? first - at : (first + at) % count];
+        if (order == SHUFFLED && machine->next_random() % 2) continue;
+        std::uint64_t before;
+        do {
+            before = machine->events;
+            stream.advance();
+        } while (order == FAR_WARP && machine->events != before && !machine->failed);
+    }
+}
+
+void run_streams(std::vector<Stream>& streams) {
+    int idle_rounds = 0;
+    auto all_done = [&] { return std::all_of(streams.begin(), streams.end(), [](auto& each) { return each.done(); }); };
+    std::vector<Block*> under_way;
+    while (!all_done() && !machine->failed) {
+        std::uint64_t before = machine->events;
+        advance_all(streams);
+        idle_rounds = machine->events == before ? idle_rounds + 1 : 0;
+        if (idle_rounds <= IDLE_ROUNDS_MAX || machine->failed) continue;
+        for (Stream& each : streams) under_way.insert(under_way.end(), each.under_way.begin(), each.under_way.end());
+        report_deadlock(under_way);
+    }
+    for (Stream& each : streams)
+        for (Block* block : each.under_way) end(*block);
+}
+
+std::vector<Stream> streams_of(std::vector<Grid>& grids, const std::vector<std::unique_ptr<Block>>& blocks) {
+    std::map<std::uint32_t, Stream> by_rank;
+    std::map<std::uint32_t, Grid*> last;
+    for (Grid& grid : grids) {
+        Grid*& before = last[grid.launch->rank];
+        grid.before = std::exchange(before, &grid);
+        auto& waiting = by_rank[grid.launch->rank].waiting.emplace_back();
+        for (const auto& block : blocks)
+            if (block->grid == &grid) waiting.push_back(block.get());
+    }
+    std::vector<Stream> streams;
+    for (auto& [rank, stream] : by_rank) streams.push_back(std::move(stream));
+    return streams;
+}
+
 // ---- A launch ----
 
 Grid grid_of(const EmulatorGrid& launch) {
-    Grid grid{&launch, find_kernel(launch.kernel), {}, {}, 0, 0};
+    Grid grid{&launch, find_kernel(launch.kernel), {}, {}, 0, 0, nullptr};
     for (std::size_t at = 0; at < launch.argument_count; at++) {
         grid.arguments.emplace_back((launch.argument_bytes[at] + 7) / 8);
         std::memcpy(grid.arguments.back().data(), launch.arguments[at], launch.argument_bytes[at]);
@@ -451,7 +524,12 @@ void run(const EmulatorGrid* launches, std::size_t count) {
     if (machine->settings.order >= SHUFFLED)
         for (std::size_t left = blocks.size(); left > 1; left--)
             std::swap(blocks[left - 1], blocks[machine->next_random() % left]);
-    run_blocks(blocks);
+    if (machine->settings.together) {
+        std::vector<Stream> streams = streams_of(grids, blocks);
+        run_streams(streams);
+    } else {
+        run_blocks(blocks);
+    }
     for (Grid& grid : grids) observe(&grid.ended);
 }
 

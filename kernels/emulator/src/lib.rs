@@ -32,9 +32,9 @@ pub enum Order {
     Ascending,
     /// From the last to the first.
     Descending,
-    /// Another order in each round, and three blocks at once.
+    /// Another order in each round, and three blocks at once; of ranks, some rest in each round.
     Shuffled,
-    /// One warp as far as it goes without the others: warps drift apart as far as barriers allow.
+    /// One warp, and one rank, as far as it goes without the others: they drift apart as far as barriers allow.
     FarWarp,
 }
 
@@ -120,7 +120,8 @@ pub unsafe fn launch(grid: Grid<'_>, settings: Settings) -> Result<(), Fault> {
     unsafe { run(&[grid], settings, false) }
 }
 
-/// Runs grids that wait for each other, all blocks under way at once, as on several devices.
+/// Runs grids that wait for each other, as on several devices: ranks are under way at the same time, the grids of one
+/// rank one after the other in the order given, with all their blocks at once.
 ///
 /// # Safety
 /// As for [`launch`].
