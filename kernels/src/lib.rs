@@ -10,12 +10,14 @@
 //! | [`team`] | the threads of one CPU device |
 //! | [`element`] | the storage types, f32 and BF16, and the rounding between them |
 //! | [`embedding`], [`rms_norm`], [`linear`], [`rope`], [`kv_append`], [`attention`], [`swiglu`] | layer operations |
-//! | [`qkv`], [`kv_copy`] | what a GPU does in one launch: heads on their way to attention; pages to pages |
+//! | [`all_reduce`] | sums and exchanges among devices that read each other's memory |
 //! | [`sampling`] | from a row of logits to one token |
 //! | [`sys`] | the few system calls |
 //!
-//! Absent on purpose: autograd, a general tensor type, operator graphs, anything that knows of ranks or models.
+//! Absent on purpose: autograd, a general tensor type, operator graphs, anything that knows of models, or of ranks
+//! beyond peers in memory.
 
+pub mod all_reduce;
 pub mod attention;
 pub mod buffer;
 pub mod cuda;

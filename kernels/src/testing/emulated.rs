@@ -1,14 +1,14 @@
 //! The emulator as a device that operations are launched on.
 #![allow(unsafe_code)]
 
-use consort_emulator::{Grid, Memory, Settings};
-use half::bf16;
+use std::cell::RefCell;
+
+use consort_emulator::{Fault, Grid, Memory, Settings};
 
 use crate::{
     KernelError,
     buffer::Plain,
-    cuda::{DeviceSlice, DeviceSliceMut, Launch, Launcher, row_stride},
-    element::through,
+    cuda::{Args, DeviceSlice, DeviceSliceMut, Launch, Launcher},
 };
 
 /// Runs each launch at once, in the way that `settings` say.
@@ -49,6 +49,63 @@ impl Launcher for Emulated {
     fn multiprocessors(&self) -> u32 {
         self.multiprocessors
     }
+}
+
+/// One rank's launches, kept until all ranks [run together](run_together).
+pub(crate) struct Stream {
+    pub(crate) multiprocessors: u32,
+    launches: RefCell<Vec<Waiting>>,
+}
+
+struct Waiting {
+    kernel: String,
+    grid: [u32; 3],
+    threads: u32,
+    shared_bytes: u32,
+    args: Args,
+}
+
+impl Stream {
+    pub(crate) fn new(multiprocessors: u32) -> Stream {
+        Stream { multiprocessors, launches: RefCell::default() }
+    }
+}
+
+impl Launcher for Stream {
+    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), KernelError> {
+        self.launches.borrow_mut().push(Waiting {
+            kernel: launch.kernel.to_owned(),
+            grid: launch.grid,
+            threads: launch.threads,
+            shared_bytes: launch.shared_bytes,
+            args: launch.args.clone(),
+        });
+        Ok(())
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+}
+
+/// Runs what the streams of all ranks hold, each in its order, ranks side by side.
+///
+/// # Safety
+/// What the launches point to is still there: [`Memory`] that has not been dropped since.
+pub(crate) unsafe fn run_together(streams: &[Stream], settings: Settings) -> Result<(), Fault> {
+    let waiting: Vec<Vec<Waiting>> = streams.iter().map(|stream| stream.launches.take()).collect();
+    let launches: Vec<(u32, Launch<'_>)> = (0u32..)
+        .zip(&waiting)
+        .flat_map(|(rank, launches)| launches.iter().map(move |launch| (rank, launch)))
+        .map(|(rank, waiting)| {
+            let Waiting { kernel, grid, threads, shared_bytes, args } = waiting;
+            let (grid, threads, shared_bytes, args) = (*grid, *threads, *shared_bytes, args.clone());
+            (rank, Launch { kernel, grid, threads, shared_bytes, args })
+        })
+        .collect();
+    let grids: Vec<Grid<'_>> = launches.iter().map(|(rank, launch)| grid(launch, *rank)).collect();
+    // SAFETY: each launch was made by an operation, with its kernel's arguments, and the caller vouches for memory.
+    unsafe { consort_emulator::launch_together(&grids, settings) }
 }
 
 /// A view of emulated memory, to read.
