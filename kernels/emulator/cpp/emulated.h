@@ -59,6 +59,33 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float exp2_approx(float x) { return std::exp2(x); }
+
+// One operation, rounded to nearest and never fused with another (this file is compiled without contraction).
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __ddiv_rn(double a, double b) { return a / b; }
+inline double __ull2double_rn(u64 value) { return (double)value; }
+inline i64 __double_as_longlong(double value) { return same_bits<i64>(value); }
+inline double __longlong_as_double(i64 bits) { return same_bits<double>(bits); }
+
+// Rounded down. The difference is first rounded to f64, which differs from CUDA's where that rounding is upward and lands
+// on a float.
+inline float __double2float_rd(double value) {
+    float nearest = (float)value;
+    return nearest > value ? std::nextafter(nearest, -INFINITY) : nearest;
+}
+inline float __fsub_rd(float a, float b) { return __double2float_rd((double)a - b); }
+
+// Towards zero, to the ends of the range; NaN as CUDA converts it.
+inline u64 __double2ull_rz(double value) {
+    if (value != value) return 1ull << 63;
+    return value <= 0.0 ? 0 : value >= 18446744073709551616.0 ? ~0ull : (u64)value;
+}
+inline u64 __float2ull_rz(float value) { return __double2ull_rz(value); }
 using std::max;
 using std::min;
 

@@ -80,6 +80,31 @@ impl Adjustments {
     }
 }
 
+/// A change of one token's logit, for devices that apply them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Change {
+    /// It becomes minus infinity.
+    Masked,
+    /// This is added.
+    Biased(f32),
+    /// The history holds the token, and generated it this often.
+    Seen(u32),
+}
+
+impl Adjustments {
+    /// The changes that [`Adjustments::apply`] makes, by token, those of one token in its order.
+    pub(super) fn changes(&self, history: &TokenHistory) -> Vec<(u32, Change)> {
+        let mut changes = Vec::new();
+        if history.generated < u64::from(self.min_tokens) {
+            changes.extend(self.masked_until_min.iter().map(|&token| (token, Change::Masked)));
+        }
+        changes.extend(self.logit_bias.iter().map(|&(token, bias)| (token, Change::Biased(bias))));
+        changes.extend(history.counts.iter().map(|(&token, &count)| (token, Change::Seen(count))));
+        changes.sort_by_key(|&(token, _)| token);
+        changes
+    }
+}
+
 fn change(logits: &mut [f32], token: u32, to: impl FnOnce(f32) -> f32) {
     if let Some(logit) = logits.get_mut(token as usize) {
         *logit = to(*logit);

@@ -1,6 +1,9 @@
 //! min-p, top-k and top-p: dropped tokens become minus infinity.
 
-use super::SamplingParams;
+use super::{
+    SamplingParams,
+    weight::{WHOLE, mass_to_keep, weight},
+};
 
 const DROPPED: f32 = f32::NEG_INFINITY;
 
@@ -40,37 +43,44 @@ fn keep_top_k(logits: &mut [f32], k: usize) {
     }
 }
 
-/// Drops the least likely survivors as long as their probabilities sum to at most `1 - p`; the best one stays.
+/// Drops the least likely survivors as long as their weights sum to at most `1 - p` of all; the best one stays. Of equal
+/// logits the higher ids go first.
 ///
-/// Tokens less likely than `(1 - p) / survivors` are all dropped by that rule, so only the others are sorted.
+/// Tokens no heavier than the budget divided by the survivors are all dropped by that rule, so only the others are
+/// sorted.
 fn keep_top_p(logits: &mut [f32], p: f32, largest: f32) {
-    let mut total = 0.0f64;
-    let mut survivors = 0usize;
+    let mut total = 0u64;
+    let mut survivors = 0u64;
     for &logit in logits.iter().filter(|logit| **logit > DROPPED) {
-        total += f64::from(libm::expf(logit - largest));
+        total += weight(logit, largest);
         survivors += 1;
     }
-    let budget = (1.0 - f64::from(p)) * total;
-    let negligible = (budget / survivors as f64) as f32;
-    let mut spent = 0.0f64;
+    let budget = total - mass_to_keep(total, p);
+    let negligible = surely_lighter_below(largest, budget / survivors);
+    let mut spent = 0u64;
     let mut rest: Vec<(f32, u32)> = Vec::new();
     for (token, logit) in logits.iter_mut().enumerate().filter(|(_, logit)| **logit > DROPPED) {
-        let weight = libm::expf(*logit - largest);
-        if weight < negligible {
-            spent += f64::from(weight);
+        if f64::from(*logit) < negligible {
+            spent += weight(*logit, largest);
             *logit = DROPPED;
         } else {
-            rest.push((weight, token as u32));
+            rest.push((*logit, token as u32));
         }
     }
-    // Ascending; among equals the higher id is less likely to stay.
-    rest.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
+    // Ascending; among equals (both zeros are equal) the higher id is less likely to stay.
+    rest.sort_unstable_by(|a, b| (a.0 + 0.0).total_cmp(&(b.0 + 0.0)).then(b.1.cmp(&a.1)));
     rest.pop();
-    for (weight, token) in rest {
-        spent += f64::from(weight);
+    for (logit, token) in rest {
+        spent += weight(logit, largest);
         if spent > budget {
             break;
         }
         logits[token as usize] = DROPPED;
     }
+}
+
+/// A logit below which every weight is at most `bound`, by more than the exponential can err.
+fn surely_lighter_below(largest: f32, bound: u64) -> f64 {
+    const MARGIN: f64 = 1e-3;
+    f64::from(largest) + libm::log(bound as f64 / WHOLE as f64) - MARGIN
 }

@@ -8,10 +8,12 @@
 //! looked at, nor on the batch, the step or the number of ranks; a replayed sequence draws the same tokens.
 
 mod adjust;
+pub mod cuda;
 mod filters;
 mod random;
 #[cfg(test)]
 mod tests;
+mod weight;
 
 pub use adjust::{Adjustments, TokenHistory};
 use filters::keep_candidates;
@@ -47,22 +49,25 @@ impl Default for SamplingParams {
 /// The token at `position` (its index in the sequence), from logits that [`Adjustments::apply`] has changed. `logits`
 /// is used as scratch: its contents are lost.
 ///
-/// NaN counts as minus infinity. `None` when no logit is left that could be chosen: the model broke down on this
-/// sequence, and any token would be a lie.
+/// NaN counts as minus infinity, also where the temperature makes it. `None` when no logit is left that could be chosen:
+/// the model broke down on this sequence, and any token would be a lie.
 pub fn sample(logits: &mut [f32], params: &SamplingParams, position: u64) -> Option<u32> {
-    for logit in logits.iter_mut().filter(|logit| logit.is_nan()) {
-        *logit = f32::NEG_INFINITY;
-    }
+    let greedy = params.temperature < GREEDY_BELOW;
+    let inverse = if greedy { 1.0 } else { 1.0 / params.temperature };
+    logits.iter_mut().for_each(|logit| *logit = number(*logit * inverse));
     if logits.iter().all(|logit| *logit == f32::NEG_INFINITY) {
         return None;
     }
-    if params.temperature < GREEDY_BELOW {
+    if greedy {
         return Some(argmax(logits));
     }
-    let inverse = 1.0 / params.temperature;
-    logits.iter_mut().for_each(|logit| *logit *= inverse);
     keep_candidates(logits, params);
     Some(gumbel_argmax(logits, params.seed, position))
+}
+
+/// NaN as minus infinity.
+fn number(logit: f32) -> f32 {
+    if logit.is_nan() { f32::NEG_INFINITY } else { logit }
 }
 
 /// Index of the largest value, the lowest among equals.
@@ -77,13 +82,16 @@ pub fn argmax(values: &[f32]) -> u32 {
 }
 
 /// Log-probability of `token` under the softmax of `logits`, and of the `top` best tokens, best first, ties to the
-/// lower id. Computed in f64, so that it does not depend on the order of summation in any visible digit.
+/// lower id. Computed in f64, so that it does not depend on the order of summation in any visible digit. NaN counts as
+/// minus infinity, which has no probability.
 pub fn log_probabilities(logits: &[f32], token: u32, top: usize) -> (f32, Vec<(u32, f32)>) {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&logit| libm::exp(f64::from(logit) - f64::from(largest))).sum();
-    let total = f64::from(largest) + libm::log(sum);
-    let of = |token: u32| {
-        logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| (f64::from(logit) - total) as f32)
+    let below = |logit: f32| if logit == largest { 0.0 } else { f64::from(logit) - f64::from(largest) };
+    let exp = |&logit: &f32| if logit.is_nan() { 0.0 } else { libm::exp(below(logit)) };
+    let total = libm::log(logits.iter().map(exp).sum());
+    let of = |token: u32| match logits.get(token as usize) {
+        Some(&logit) if logit > f32::NEG_INFINITY => (below(logit) - total) as f32,
+        _ => f32::NEG_INFINITY,
     };
     let best = best_tokens(logits, top);
     (of(token), best.into_iter().map(|token| (token, of(token))).collect())
@@ -91,7 +99,9 @@ pub fn log_probabilities(logits: &[f32], token: u32, top: usize) -> (f32, Vec<(u
 
 /// The `count` best tokens, best first, ties to the lower id.
 fn best_tokens(logits: &[f32], count: usize) -> Vec<u32> {
-    let better = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
+    // Both zeros are equal.
+    let of = |token: &u32| number(logits[*token as usize]) + 0.0;
+    let better = |a: &u32, b: &u32| of(b).total_cmp(&of(a)).then(a.cmp(b));
     let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
     if count == 0 {
         return Vec::new();

@@ -20,6 +20,7 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/src/linear/tiles.rs",
     "kernels/src/rms_norm/cpu.rs",
     "kernels/src/rope/cpu.rs",
+    "kernels/src/sampling/cuda.rs",
     "kernels/src/simd/",
     "kernels/src/swiglu/cpu.rs",
     "kernels/src/team.rs",
