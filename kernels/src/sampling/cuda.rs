@@ -52,7 +52,7 @@ const CHUNK_MIN: usize = 1024;
 const SUMMARY_CHUNK: usize = 4096;
 const STANDING_WORDS: usize = 2;
 const DRAW_WORDS: usize = 4;
-/// Of a rank's candidates of a row: least place, tokens, weights.
+/// Of a rank's candidates of a row: the best place left out, tokens, weights.
 const CANDIDATE_HEAD_WORDS: usize = 8;
 const PLACE_WORDS: usize = 2;
 /// As `bench` of `selection.cuh` lays it out.
@@ -67,6 +67,8 @@ pub struct Requests<'a> {
     pub rows: DeviceSlice<'a, u32>,
     /// The changes of logits.
     pub entries: DeviceSlice<'a, u32>,
+    /// The part of the vocabulary that the logits are of.
+    pub slice: Slice,
 }
 
 /// A rank's part of the vocabulary; the whole of it on a single rank.
@@ -113,7 +115,6 @@ pub fn summary_scratch_words(requests: usize, width: usize, top_max: usize) -> u
 pub fn survey(
     launcher: &dyn Launcher,
     requests: Requests<'_>,
-    slice: Slice,
     mut logits: DeviceSliceMut<'_, f32>,
     before: Option<DeviceSliceMut<'_, f32>>,
     workspace: &mut Workspace<'_>,
@@ -121,7 +122,7 @@ pub fn survey(
     tokens: Option<DeviceSliceMut<'_, u32>>,
 ) -> Result<(), KernelError> {
     let rows = requests.shape.rows;
-    check(requests, slice, logits.len(), workspace)?;
+    check(requests, logits.len(), workspace)?;
     KernelError::check_len(OPERATION, "standings", standings.len(), standing_words(rows))?;
     if let Some(before) = &before {
         KernelError::check_len(OPERATION, "before", before.len(), requests.shape.entries)?;
@@ -129,11 +130,11 @@ pub fn survey(
     if let Some(tokens) = &tokens {
         KernelError::check_len(OPERATION, "tokens", tokens.len(), rows)?;
     }
-    let cut = Cut::new(launcher, rows, slice.width);
+    let cut = Cut::new(launcher, rows, requests.slice.width);
     let args = Args::new()
         .slice_mut(&mut logits)
-        .u32(slice.width as u32)
-        .u32(slice.first)
+        .u32(requests.slice.width as u32)
+        .u32(requests.slice.first)
         .u32(cut.chunk as u32)
         .slice(requests.rows)
         .slice(requests.entries)
@@ -150,18 +151,17 @@ pub fn survey(
 pub fn select(
     launcher: &dyn Launcher,
     requests: Requests<'_>,
-    slice: Slice,
     logits: DeviceSlice<'_, f32>,
     standings: Standings<'_>,
     workspace: &mut Workspace<'_>,
 ) -> Result<(), KernelError> {
-    check(requests, slice, logits.len(), workspace)?;
+    check(requests, logits.len(), workspace)?;
     check_standings(requests, standings)?;
     if !requests.shape.filters {
         return Ok(());
     }
-    let cut = Cut::new(launcher, requests.shape.rows, slice.width);
-    let args = selection_args(requests, slice, logits, standings, workspace, cut)
+    let cut = Cut::new(launcher, requests.shape.rows, requests.slice.width);
+    let args = selection_args(requests, logits, standings, workspace, cut)
         .slice_mut(&mut workspace.thresholds_mut());
     // SAFETY: lengths are checked above; the arguments are the kernel's parameters.
     unsafe { cut.launch(launcher, "sampling_select", SELECT_THREADS, BENCH_BYTES, args) }
@@ -171,50 +171,43 @@ pub fn select(
 pub fn draw(
     launcher: &dyn Launcher,
     requests: Requests<'_>,
-    slice: Slice,
     logits: DeviceSlice<'_, f32>,
     standings: Standings<'_>,
     workspace: &mut Workspace<'_>,
-    mut tokens: DeviceSliceMut<'_, u32>,
+    tokens: DeviceSliceMut<'_, u32>,
 ) -> Result<(), KernelError> {
     KernelError::check_len(OPERATION, "tokens", tokens.len(), requests.shape.rows)?;
-    launch_draw(launcher, requests, slice, logits, standings, workspace, [tokens_address(&mut tokens), 0])
+    launch_draw(launcher, requests, logits, standings, workspace, [tokens.address(), 0])
 }
 
 /// Draws in this rank's slice, for the rows that have neither top-k nor top-p; for [`merge`].
 pub fn draw_slice(
     launcher: &dyn Launcher,
     requests: Requests<'_>,
-    slice: Slice,
     logits: DeviceSlice<'_, f32>,
     standings: Standings<'_>,
     workspace: &mut Workspace<'_>,
     draws: DeviceSliceMut<'_, u32>,
 ) -> Result<(), KernelError> {
     KernelError::check_len(OPERATION, "draws", draws.len(), draw_words(requests.shape.rows))?;
-    launch_draw(launcher, requests, slice, logits, standings, workspace, [0, draws.address()])
-}
-
-fn tokens_address(tokens: &mut DeviceSliceMut<'_, u32>) -> u64 {
-    tokens.address()
+    launch_draw(launcher, requests, logits, standings, workspace, [0, draws.address()])
 }
 
 fn launch_draw(
     launcher: &dyn Launcher,
     requests: Requests<'_>,
-    slice: Slice,
     logits: DeviceSlice<'_, f32>,
     standings: Standings<'_>,
     workspace: &mut Workspace<'_>,
     [tokens, draws]: [u64; 2],
 ) -> Result<(), KernelError> {
-    check(requests, slice, logits.len(), workspace)?;
+    check(requests, logits.len(), workspace)?;
     check_standings(requests, standings)?;
-    let cut = Cut::new(launcher, requests.shape.rows, slice.width);
+    let cut = Cut::new(launcher, requests.shape.rows, requests.slice.width);
     let args = Args::new()
         .slice(logits)
-        .u32(slice.width as u32)
-        .u32(slice.first)
+        .u32(requests.slice.width as u32)
+        .u32(requests.slice.first)
         .u32(cut.chunk as u32)
         .slice(requests.rows)
         .slice(standings.words)
@@ -232,14 +225,13 @@ fn launch_draw(
 pub fn candidates(
     launcher: &dyn Launcher,
     requests: Requests<'_>,
-    slice: Slice,
     logits: DeviceSlice<'_, f32>,
     standings: Standings<'_>,
     workspace: &mut Workspace<'_>,
     capacity: usize,
     mut candidates: DeviceSliceMut<'_, u32>,
 ) -> Result<(), KernelError> {
-    check(requests, slice, logits.len(), workspace)?;
+    check(requests, logits.len(), workspace)?;
     check_standings(requests, standings)?;
     check_capacity(capacity)?;
     let words = candidate_words(requests.shape.rows, capacity);
@@ -247,8 +239,8 @@ pub fn candidates(
     if !requests.shape.filters {
         return Ok(());
     }
-    let cut = Cut::new(launcher, requests.shape.rows, slice.width);
-    let args = selection_args(requests, slice, logits, standings, workspace, cut)
+    let cut = Cut::new(launcher, requests.shape.rows, requests.slice.width);
+    let args = selection_args(requests, logits, standings, workspace, cut)
         .u32(capacity as u32)
         .slice_mut(&mut candidates);
     // SAFETY: lengths are checked above; the arguments are the kernel's parameters.
@@ -419,7 +411,6 @@ impl Cut {
 
 fn selection_args(
     requests: Requests<'_>,
-    slice: Slice,
     logits: DeviceSlice<'_, f32>,
     standings: Standings<'_>,
     workspace: &mut Workspace<'_>,
@@ -427,8 +418,8 @@ fn selection_args(
 ) -> Args {
     Args::new()
         .slice(logits)
-        .u32(slice.width as u32)
-        .u32(slice.first)
+        .u32(requests.slice.width as u32)
+        .u32(requests.slice.first)
         .u32(cut.chunk as u32)
         .slice(requests.rows)
         .slice(standings.words)
@@ -438,16 +429,11 @@ fn selection_args(
         .slice_mut(&mut workspace.masses())
 }
 
-fn check(
-    requests: Requests<'_>,
-    slice: Slice,
-    logits: usize,
-    workspace: &Workspace<'_>,
-) -> Result<(), KernelError> {
+fn check(requests: Requests<'_>, logits: usize, workspace: &Workspace<'_>) -> Result<(), KernelError> {
     check_requests(requests)?;
     KernelError::check_index(OPERATION, "number of rows", requests.shape.rows, workspace.rows_max() + 1)?;
-    KernelError::check_len(OPERATION, "logits", logits, requests.shape.rows * slice.width)?;
-    check_width(slice)
+    KernelError::check_len(OPERATION, "logits", logits, requests.shape.rows * requests.slice.width)?;
+    check_width(requests.slice)
 }
 
 fn check_width(slice: Slice) -> Result<(), KernelError> {

@@ -38,15 +38,15 @@ DEVICE u32 draw_candidate(const CandidateSource& source, const Row& row, u64 bes
         at.bins.add(bin_of(distance), weight_at(distance));
     });
     __syncthreads();
-    u64 least = 0;
+    u64 left_out = 0;
     Amount total = {0, 0}, known = total_of(at.bins, BINS, at);
     for (u32 rank = 0; rank < source.ranks; rank++) {
         const u64* head = source.of_row + rank * source.apart;
-        least = max(least, head[0]);
+        left_out = max(left_out, head[0]);
         total = total + Amount{head[1], head[2]};
     }
     u64 threshold = threshold_of(source, row, largest, total, known, at, complete);
-    complete = complete && threshold >= least;
+    complete = complete && threshold > left_out;
     if (!complete) return NO_TOKEN;
     Leader leader;
     leader.set(noisy(largest, random_bits(row.key, token_at(best))), token_at(best));

@@ -92,19 +92,25 @@ KERNEL(sampling_select, 512, 2,
 }
 
 // A rank's candidates of a row: a head of four numbers, then `capacity` places in no order, zero where there are none.
-constexpr u32 HEAD = 4; // The least place listed, or 0 if all are; tokens; their weights; unused.
+constexpr u32 HEAD = 4; // The best place left out, or 0; tokens that -inf and min-p leave; their weights; unused.
 
-// Lists every place from `least` on.
-DEVICE void write_candidates(const RowSource& source, u64 least, u32 capacity, u64* places, const Bench& at) {
+// Lists every place from `least` on and returns the best one below.
+DEVICE u64 write_candidates(const RowSource& source, u64 least, u32 capacity, u64* places, const Bench& at) {
+    __syncthreads();
     if (threadIdx.x == 0) at.found->listed = 0;
     __syncthreads();
+    u64 left_out = 0;
     source.each([&](u64 place) {
-        if (place < least) return;
+        if (place < least) {
+            left_out = max(left_out, place);
+            return;
+        }
         u32 to = atomicAdd(&at.found->listed, 1u);
         if (to < capacity) places[to] = place;
     });
-    __syncthreads();
+    left_out = block_largest(left_out, at.scratch);
     for (u32 unused = at.found->listed + threadIdx.x; unused < capacity; unused += blockDim.x) places[unused] = 0;
+    return left_out;
 }
 
 KERNEL(sampling_candidates, 512, 2,
@@ -126,7 +132,6 @@ KERNEL(sampling_candidates, 512, 2,
     if (total.count > capacity)
         least = find_boundary<false>(source, largest, capacity, LAST_ID_DIGIT, at).place;
     u64* of_row = candidates + (u64)row * (HEAD + capacity);
-    __syncthreads();
-    write_candidates(source, least, capacity, of_row + HEAD, at);
-    if (threadIdx.x == 0) of_row[0] = least, of_row[1] = total.count, of_row[2] = total.mass, of_row[3] = 0;
+    u64 left_out = write_candidates(source, least, capacity, of_row + HEAD, at);
+    if (threadIdx.x == 0) of_row[0] = left_out, of_row[1] = total.count, of_row[2] = total.mass, of_row[3] = 0;
 }
