@@ -46,7 +46,7 @@ pub const TOP_MAX: usize = 20;
 
 const OPERATION: &str = "sampling";
 const SCAN_THREADS: u32 = 256;
-const SELECT_THREADS: u32 = 512;
+const SELECT_THREADS_MAX: u32 = 512;
 /// A chunk has work for a block's threads in 16-byte loads.
 const CHUNK_MIN: usize = 1024;
 const SUMMARY_CHUNK: usize = 4096;
@@ -164,7 +164,9 @@ pub fn select(
     let args = selection_args(requests, logits, standings, workspace, cut)
         .slice_mut(&mut workspace.thresholds_mut());
     // SAFETY: lengths are checked above; the arguments are the kernel's parameters.
-    unsafe { cut.launch(launcher, "sampling_select", SELECT_THREADS, BENCH_BYTES, args) }
+    unsafe {
+        cut.launch(launcher, "sampling_select", select_threads(requests.slice.width), BENCH_BYTES, args)
+    }
 }
 
 /// Draws: every row of the batch gets its token. After [`select`], where that is needed.
@@ -244,7 +246,9 @@ pub fn candidates(
         .u32(capacity as u32)
         .slice_mut(&mut candidates);
     // SAFETY: lengths are checked above; the arguments are the kernel's parameters.
-    unsafe { cut.launch(launcher, "sampling_candidates", SELECT_THREADS, BENCH_BYTES, args) }
+    unsafe {
+        cut.launch(launcher, "sampling_candidates", select_threads(requests.slice.width), BENCH_BYTES, args)
+    }
 }
 
 /// What the ranks found in their slices, gathered, rank by rank.
@@ -289,7 +293,7 @@ pub fn merge(
     let launch = Launch {
         kernel: "sampling_merge",
         grid: [rows as u32, 1, 1],
-        threads: SELECT_THREADS,
+        threads: select_threads(standings.ranks.saturating_mul(capacity)),
         shared_bytes: BENCH_BYTES,
         args: Args::new()
             .slice(requests.rows)
@@ -407,6 +411,14 @@ impl Cut {
         // SAFETY: the caller's promise.
         unsafe { launcher.launch(&Launch { kernel, grid, threads, shared_bytes, args }) }
     }
+}
+
+/// Threads of a block that selects among `tokens` and may read all of them alone: short rows need few.
+fn select_threads(tokens: usize) -> u32 {
+    const TOKENS_PER_THREAD: usize = 8;
+    const THREADS_MIN: usize = 128;
+    let threads = tokens.div_ceil(TOKENS_PER_THREAD).next_multiple_of(THREADS_MIN);
+    threads.clamp(THREADS_MIN, SELECT_THREADS_MAX as usize) as u32
 }
 
 fn selection_args(
