@@ -28,6 +28,7 @@ DEVICE Draw draw_chunk(const Logits& logits, u32 begin, u32 end, const Row& row,
 
 // With `tokens`, the row's token, whatever its kind. Without, for a slice of the vocabulary, the draws of rows without
 // top-k and top-p; of the others nothing is known yet.
+// dynamic shared memory: sampling_draw 528 bytes
 KERNEL(sampling_draw, 256, 4,
        (const float* logits, u32 width, u32 first, u32 chunk, const Row* rows, const u64* standings, u32 ranks,
         const u64* thresholds, u32* arrived, Draw* partials, u32* tokens, Draw* draws)) {

@@ -57,6 +57,7 @@ DEVICE u32 draw_candidate(const CandidateSource& source, const Row& row, u64 bes
     return block_leader(leader.value, leader.token, shared_memory<Draw>()).token;
 }
 
+// dynamic shared memory: sampling_merge 44928 bytes
 KERNEL(sampling_merge, 512, 1,
        (const Row* rows, const u64* standings, u32 ranks, const Draw* draws, const u64* candidates, u32 capacity,
         u32* tokens, u32* incomplete)) {

@@ -71,6 +71,7 @@ DEVICE void take_bins(RowBins bins, const Bench& at) {
     __syncthreads();
 }
 
+// dynamic shared memory: sampling_select 44928 bytes
 KERNEL(sampling_select, 512, 2,
        (const float* logits, u32 width, u32 first, u32 chunk, const Row* rows, const u64* standings, u32 ranks,
         u32* arrived, u32* counts, u64* masses, u64* thresholds)) {
@@ -113,6 +114,7 @@ DEVICE u64 write_candidates(const RowSource& source, u64 least, u32 capacity, u6
     return left_out;
 }
 
+// dynamic shared memory: sampling_candidates 44928 bytes
 KERNEL(sampling_candidates, 512, 2,
        (const float* logits, u32 width, u32 first, u32 chunk, const Row* rows, const u64* standings, u32 ranks,
         u32* arrived, u32* counts, u64* masses, u32 capacity, u64* candidates)) {

@@ -92,6 +92,7 @@ DEVICE void merge_lists(const u64* chunks, u32 count, u32 apart, u32 top, u64* o
     }
 }
 
+// dynamic shared memory: sampling_summarize 16656 bytes
 KERNEL(sampling_summarize, 256, 4,
        (float* logits, u32 width, u32 first, const Request* requests, const Row* rows, const Entry* entries,
         const float* before, u32 top_max, const u32* tokens, u64* partials, u32* arrived, u64* summaries)) {

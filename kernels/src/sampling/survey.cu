@@ -43,6 +43,7 @@ DEVICE void change_chunk(float* logits, u32 begin, u32 end, u32 first, const Row
     __syncthreads();
 }
 
+// dynamic shared memory: sampling_survey 272 bytes
 KERNEL(sampling_survey, 256, 4,
        (float* logits, u32 width, u32 first, u32 chunk, const Row* rows, const Entry* entries, float* before,
         u64* partials, u32* arrived, u64* standings, u32* tokens)) {
