@@ -4,8 +4,8 @@
 //
 // Mapping: a block takes one chunk of one row; the best of a thread, a block and, by the last block to arrive, the row.
 // Every thread begins with the noisy logit of the likeliest token, so that nearly all others are out of reach: more than
-// 37 below it without a random number, or by a bound in f32. Only the few others take two logarithms in f64, which are
-// the CPU's operation by operation: the same bits, so the same token.
+// 37 below it without a random number, or by a bound in f32. Only the few others are read again and take two logarithms in
+// f64, which are the CPU's operation by operation: the same bits, so the same token.
 // Moves 4 bytes a logit; some 30 integer operations for those in reach: bound by memory where distributions are peaked.
 // Designed for 60 % of bandwidth. It has not yet run on a card.
 #include "prelude.cuh"
@@ -19,10 +19,11 @@ DEVICE Draw draw_chunk(const Logits& logits, u32 begin, u32 end, const Row& row,
     Leader leader;
     leader.set(scratch->value, token_at(best));
     __syncthreads();
-    logits.each(begin, end, [&](float logit, u32 token) {
+    logits.each_where(begin, end, [&](float logit, u32 token) {
         float value = scaled(logit, row);
-        if (place_of(value, token) >= threshold && token != token_at(best)) leader.challenge(row.key, value, token);
-    });
+        return place_of(value, token) >= threshold && token != token_at(best) &&
+               leader.may_lose_to(row.key, value, token);
+    }, [&](float logit, u32 token) { leader.challenge(row.key, scaled(logit, row), token); });
     return block_leader(leader.value, leader.token, scratch);
 }
 

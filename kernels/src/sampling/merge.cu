@@ -19,11 +19,11 @@ struct CandidateSource {
     u64 apart;
     u32 ranks, capacity;
 
-    template <class Use> DEVICE void each(Use use) const {
+    template <class Wanted, class Use> DEVICE void each_where(Wanted wanted, Use use) const {
         for (u32 rank = 0; rank < ranks; rank++)
             for (u32 at = threadIdx.x; at < capacity; at += blockDim.x) {
                 u64 place = of_row[rank * apart + HEAD + at];
-                if (place >= FIRST_PLACE) use(place);
+                if (place >= FIRST_PLACE && wanted(place)) use(place);
             }
     }
 };
@@ -33,7 +33,7 @@ DEVICE u32 draw_candidate(const CandidateSource& source, const Row& row, u64 bes
     float largest = value_at(best);
     at.bins.clear(BINS);
     __syncthreads();
-    source.each([&](u64 place) {
+    source.each_where([](u64) { return true; }, [&](u64 place) {
         float distance = distance_of(value_at(place), largest);
         at.bins.add(bin_of(distance), weight_at(distance));
     });
@@ -50,9 +50,9 @@ DEVICE u32 draw_candidate(const CandidateSource& source, const Row& row, u64 bes
     if (!complete) return NO_TOKEN;
     Leader leader;
     leader.set(noisy(largest, random_bits(row.key, token_at(best))), token_at(best));
-    source.each([&](u64 place) {
-        if (place >= threshold && place != best) leader.challenge(row.key, value_at(place), token_at(place));
-    });
+    source.each_where([&](u64 place) {
+        return place >= threshold && place != best && leader.may_lose_to(row.key, value_at(place), token_at(place));
+    }, [&](u64 place) { leader.challenge(row.key, value_at(place), token_at(place)); });
     __syncthreads();
     return block_leader(leader.value, leader.token, shared_memory<Draw>()).token;
 }

@@ -164,12 +164,14 @@ struct Leader {
 
     DEVICE void set(double to, u32 by) { value = to, token = by, reach = __double2float_rd(to); }
 
-    DEVICE void challenge(u64 key, float logit, u32 by) {
+    // Whether a token may beat it: false for nearly all, and cheap.
+    DEVICE bool may_lose_to(u64 key, float logit, u32 other) const {
         float gap = __fsub_rd(reach, logit);
-        if (is_out_of_reach(gap)) return;
-        u64 bits = random_bits(key, by);
-        if (surely_loses(gap, bits)) return;
-        double with_noise = noisy(logit, bits);
+        return !is_out_of_reach(gap) && !surely_loses(gap, random_bits(key, other));
+    }
+
+    DEVICE void challenge(u64 key, float logit, u32 by) {
+        double with_noise = noisy(logit, random_bits(key, by));
         if (beats(with_noise, by, value, token)) set(with_noise, by);
     }
 };
@@ -193,32 +195,62 @@ DEVICE Draw block_leader(double value, u32 token, Draw* scratch) {
 
 // ---- Rows and blocks ----
 
-// A slice of one row of logits: tokens `first .. first + width`.
+// A slice of one row of logits: tokens `first .. first + width`. Its walks over `begin .. end` (multiples of four, or the
+// end) are the block's threads' together.
 struct Logits {
     const float* values;
     u32 width, first;
 
-    // Calls `use(logit, token)` for all of `begin .. end` (multiples of four, or the end), the block's threads together.
+    // Calls `use(logit, token)` for all.
     template <class Use> DEVICE void each(u32 begin, u32 end, Use use) const {
         if (width % 4 != 0) {
             for (u32 at = begin + threadIdx.x; at < end; at += blockDim.x) use(values[at], first + at);
             return;
         }
+        walk(begin, end, [&](uint4 four, u32 at, u32) {
+            use(__uint_as_float(four.x), first + at);
+            use(__uint_as_float(four.y), first + at + 1);
+            use(__uint_as_float(four.z), first + at + 2);
+            use(__uint_as_float(four.w), first + at + 3);
+        }, [](u32) {});
+    }
+
+    // Calls `use(logit, token)` for those that are wanted, which are few: its code is there once, and they are read again.
+    template <class Wanted, class Use> DEVICE void each_where(u32 begin, u32 end, Wanted wanted, Use use) const {
+        if (width % 4 != 0) {
+            for (u32 at = begin + threadIdx.x; at < end; at += blockDim.x)
+                if (wanted(values[at], first + at)) use(values[at], first + at);
+            return;
+        }
+        u32 found = 0; // A bit for each of the loop's floats.
+        walk(begin, end, [&](uint4 four, u32 at, u32 bit) {
+            found |= (u32)wanted(__uint_as_float(four.x), first + at) << bit;
+            found |= (u32)wanted(__uint_as_float(four.y), first + at + 1) << (bit + 1);
+            found |= (u32)wanted(__uint_as_float(four.z), first + at + 2) << (bit + 2);
+            found |= (u32)wanted(__uint_as_float(four.w), first + at + 3) << (bit + 3);
+        }, [&](u32 from) {
+            for (; found != 0; found &= found - 1) {
+                u32 bit = (u32)__ffs((i32)found) - 1, at = from + bit / 4 * blockDim.x * 4 + bit % 4;
+                use(values[at], first + at);
+            }
+        });
+    }
+
+  private:
+    // Calls `use(four floats, their index, their first bit)`, four times, of loads that are under way together, then
+    // `after(index of the first)`.
+    template <class Use, class After> DEVICE void walk(u32 begin, u32 end, Use use, After after) const {
         constexpr u32 AT_ONCE = 4;
-        for (u32 at = begin + threadIdx.x * 4; at < end; at += blockDim.x * 4 * AT_ONCE) {
+        u32 apart = blockDim.x * 4;
+        for (u32 at = begin + threadIdx.x * 4; at < end; at += apart * AT_ONCE) {
             uint4 four[AT_ONCE];
 #pragma unroll
             for (u32 i = 0; i < AT_ONCE; i++)
-                if (at + i * blockDim.x * 4 < end) four[i] = load_16(values + at + i * blockDim.x * 4);
+                if (at + i * apart < end) four[i] = load_16(values + at + i * apart);
 #pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++) {
-                u32 from = at + i * blockDim.x * 4;
-                if (from >= end) break;
-                use(__uint_as_float(four[i].x), first + from);
-                use(__uint_as_float(four[i].y), first + from + 1);
-                use(__uint_as_float(four[i].z), first + from + 2);
-                use(__uint_as_float(four[i].w), first + from + 3);
-            }
+            for (u32 i = 0; i < AT_ONCE; i++)
+                if (at + i * apart < end) use(four[i], at + i * apart, 4 * i);
+            after(at);
         }
     }
 };

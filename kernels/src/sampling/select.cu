@@ -29,7 +29,13 @@ struct RowSource {
         });
     }
 
-    template <class Use> DEVICE void each(Use use) const { each(0, logits.width, use); }
+    // Of the whole slice, the wanted ones.
+    template <class Wanted, class Use> DEVICE void each_where(Wanted wanted, Use use) const {
+        logits.each_where(0, logits.width, [&](float logit, u32 token) {
+            u64 place = place_of(scaled(logit, row), token);
+            return place >= floor && wanted(place);
+        }, [&](float logit, u32 token) { use(place_of(scaled(logit, row), token)); });
+    }
 };
 
 // A row's bins in global memory; zero between launches.
@@ -101,11 +107,10 @@ DEVICE u64 write_candidates(const RowSource& source, u64 least, u32 capacity, u6
     if (threadIdx.x == 0) at.found->listed = 0;
     __syncthreads();
     u64 left_out = 0;
-    source.each([&](u64 place) {
-        if (place < least) {
-            left_out = max(left_out, place);
-            return;
-        }
+    source.each_where([&](u64 place) {
+        if (place < least) left_out = max(left_out, place);
+        return place >= least;
+    }, [&](u64 place) {
         u32 to = atomicAdd(&at.found->listed, 1u);
         if (to < capacity) places[to] = place;
     });

@@ -146,8 +146,7 @@ template <class Source> DEVICE u32 list(const Source& source, const Members& mem
     __syncthreads();
     if (threadIdx.x == 0) at.found->listed = 0;
     __syncthreads();
-    source.each([&](u64 place) {
-        if (!members.holds(place)) return;
+    source.each_where([&](u64 place) { return members.holds(place); }, [&](u64 place) {
         u32 to = atomicAdd(&at.found->listed, 1u);
         if (to >= LISTED_MAX) return; // Never, unless the bins were not zero before the launch.
         at.places[to] = place;
@@ -187,9 +186,8 @@ DEVICE Boundary find_boundary(const Source& source, float largest, u64 needed, i
         __syncthreads();
         at.digits.clear(DIGITS);
         __syncthreads();
-        source.each([&](u64 place) {
-            if (members.holds(place))
-                at.digits.add(DIGITS - 1 - (u32)(place >> digit) % DIGITS, weight_of(place, largest));
+        source.each_where([&](u64 place) { return members.holds(place); }, [&](u64 place) {
+            at.digits.add(DIGITS - 1 - (u32)(place >> digit) % DIGITS, weight_of(place, largest));
         });
         __syncthreads();
         found = find_bucket<BY_MASS>(at.digits, DIGITS, needed, at);
