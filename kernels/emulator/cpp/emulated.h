@@ -72,8 +72,8 @@ inline double __ull2double_rn(u64 value) { return (double)value; }
 inline i64 __double_as_longlong(double value) { return same_bits<i64>(value); }
 inline double __longlong_as_double(i64 bits) { return same_bits<double>(bits); }
 
-// Rounded down. The difference is first rounded to f64, which differs from CUDA's where that rounding is upward and lands
-// on a float.
+// Rounded down. The difference is first rounded to f64, which differs from CUDA's where that rounding is upward and
+// lands on a float.
 inline float __double2float_rd(double value) {
     float nearest = (float)value;
     return nearest > value ? std::nextafter(nearest, -INFINITY) : nearest;

@@ -1,19 +1,19 @@
 //! Sampling on CUDA: the tokens that the CPU draws, from logits `[rows][width]` on the device.
 //!
 //! A step is [`survey`] (changes of logits, the best token; greedy rows are done), [`select`] where a row has top-k or
-//! top-p, and [`draw`] where a row is not greedy: one to three launches, whatever the rows. [`summarize`] is a fourth where
-//! log-probabilities are asked for; it gives the logits back what the survey changed.
+//! top-p, and [`draw`] where a row is not greedy: one to three launches, whatever the rows. [`summarize`] is a fourth
+//! where log-probabilities are asked for; it gives the logits back what the survey changed.
 //!
 //! Where the vocabulary is cut over ranks, each rank launches the same on its slice, and they gather little:
 //!
 //! 1. [`survey`], then gather the standings (8 bytes a row);
 //! 2. [`candidates`] where a row has top-k or top-p, and [`draw_slice`] where a row is drawn; then gather both;
-//! 3. [`merge`], on every rank: the token, exactly that of the whole row, or a mark that a row's filters let more tokens
-//!    through than the ranks' candidates hold. Such a row's logits (of the batch, as changed) must be gathered and sampled
-//!    whole, by the launches above.
+//! 3. [`merge`], on every rank: the token, exactly that of the whole row, or a mark that a row's filters let more
+//!    tokens through than the ranks' candidates hold. Such a row's logits (as the survey changed them) must be gathered
+//!    and sampled whole, by the launches above.
 //!
-//! No row depends on another, and nothing on how rows are cut: all sums are integers and every choice is the greatest in
-//! a total order.
+//! No row depends on another, and nothing on how rows are cut: all sums are integers and every choice is the greatest
+//! in a total order.
 #![allow(unsafe_code)]
 
 mod batch;

@@ -3,11 +3,11 @@
 //   token = argmax of l - ln(-ln u), ties to the lowest id; u in (0, 1) from 52 bits of mix(seed, position, token)
 //
 // Mapping: a block takes one chunk of one row; the best of a thread, a block and, by the last block to arrive, the row.
-// Every thread begins with the noisy logit of the likeliest token, so that nearly all others are out of reach: more than
-// 37 below it without a random number, or by a bound in f32. Only the few others are read again and take two logarithms in
-// f64, which are the CPU's operation by operation: the same bits, so the same token.
-// Moves 4 bytes a logit; some 30 integer operations for those in reach: bound by memory where distributions are peaked.
-// Designed for 60 % of bandwidth. It has not yet run on a card.
+// Every thread begins with the noisy logit of the likeliest token, so that nearly all others are out of reach: more
+// than 37 below it without a random number, or by a bound in f32. Only the few others are read again and take two
+// logarithms in f64, which are the CPU's operation by operation: the same bits, so the same token. Moves 4 bytes a
+// logit; some 30 integer operations for those in reach: bound by memory where distributions are peaked. Designed for 60
+// % of bandwidth. It has not yet run on a card.
 #include "prelude.cuh"
 #include "sampling.cuh"
 

@@ -43,8 +43,8 @@ fn keep_top_k(logits: &mut [f32], k: usize) {
     }
 }
 
-/// Drops the least likely survivors as long as their weights sum to at most `1 - p` of all; the best one stays. Of equal
-/// logits the higher ids go first.
+/// Drops the least likely survivors as long as their weights sum to at most `1 - p` of all; the best one stays. Of
+/// equal logits the higher ids go first.
 ///
 /// Tokens no heavier than the budget divided by the survivors are all dropped by that rule, so only the others are
 /// sorted.

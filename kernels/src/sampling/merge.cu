@@ -1,9 +1,9 @@
 // The tokens of rows whose vocabulary is cut over several ranks, from what the ranks found in their slices.
 //
-// A greedy row takes the best standing, a row without top-k and top-p the best draw, both exact. Any other row takes its
-// candidates: every rank's best `capacity` tokens with the weight and number of all. The thresholds found among them are
-// those of the whole row if no rank left out a token as good; otherwise the row is marked incomplete and gets no token,
-// and the caller gathers its logits.
+// A greedy row takes the best standing, a row without top-k and top-p the best draw, both exact. Any other row takes
+// its candidates: every rank's best `capacity` tokens with the weight and number of all. The thresholds found among
+// them are those of the whole row if no rank left out a token as good; otherwise the row is marked incomplete and gets
+// no token, and the caller gathers its logits.
 //
 // Mapping: one block per row, over `ranks * capacity` places of 8 bytes in global memory, read three to five times from
 // the L2. Bound by latency, about 10 us. It has not yet run on a card.

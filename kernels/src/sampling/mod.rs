@@ -6,6 +6,10 @@
 //! **Draws** are Gumbel-max over a counter-based generator: the token that maximises `logit / temperature + g` wins,
 //! where `g` depends on (seed, position, token) alone. So a draw depends neither on the order in which candidates are
 //! looked at, nor on the batch, the step or the number of ranks; a replayed sequence draws the same tokens.
+//!
+//! **The same on every device.** What decides about a token is computed by single rounded operations and sums of
+//! integers: top-p counts probabilities in units of 2^-40 of the likeliest token's, rounded down. So CUDA ([`cuda`])
+//! draws the CPU's tokens from the CPU's logits, however it cuts the work.
 
 mod adjust;
 pub mod cuda;
@@ -49,8 +53,8 @@ impl Default for SamplingParams {
 /// The token at `position` (its index in the sequence), from logits that [`Adjustments::apply`] has changed. `logits`
 /// is used as scratch: its contents are lost.
 ///
-/// NaN counts as minus infinity, also where the temperature makes it. `None` when no logit is left that could be chosen:
-/// the model broke down on this sequence, and any token would be a lie.
+/// NaN counts as minus infinity, also where the temperature makes it. `None` when no logit is left that could be
+/// chosen: the model broke down on this sequence, and any token would be a lie.
 pub fn sample(logits: &mut [f32], params: &SamplingParams, position: u64) -> Option<u32> {
     let greedy = params.temperature < GREEDY_BELOW;
     let inverse = if greedy { 1.0 } else { 1.0 / params.temperature };

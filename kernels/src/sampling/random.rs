@@ -21,8 +21,8 @@ fn uniform(key: u64, token: u32) -> f64 {
 /// The natural logarithm of a positive normal number, within 4 ulp (tested), by single f64 operations: the same bits on
 /// every device, so that none draws another token.
 ///
-/// `x = m 2^e` with `m` around 1, and `ln m = 2 artanh((m - 1) / (m + 1))` by its series; its first dropped term is below
-/// 2^-60.
+/// `x = m 2^e` with `m` around 1, and `ln m = 2 artanh((m - 1) / (m + 1))` by its series; its first dropped term is
+/// below 2^-60.
 fn natural_log(x: f64) -> f64 {
     /// The bits of the square root of 1/2, the least `m`.
     const SQRT_HALF: u64 = 0x3fe6_a09e_667f_3bcd;

@@ -1,8 +1,8 @@
 // What the sampler's kernels share: a request's numbers, the order of tokens, weights, draws, and walks over a row.
 //
 // Everything that decides about a token is an integer or one f32 or f64 operation after another, each rounded to
-// nearest and never fused, as the CPU's sampler does them. Sums are integers, so their order does not matter: any cut of
-// a row into blocks, and of the vocabulary into ranks, gives the same token.
+// nearest and never fused, as the CPU's sampler does them. Sums are integers, so their order does not matter: any cut
+// of a row into blocks, and of the vocabulary into ranks, gives the same token.
 #pragma once
 
 // How one row is sampled; packed by `rows.rs`.
@@ -195,8 +195,8 @@ DEVICE Draw block_leader(double value, u32 token, Draw* scratch) {
 
 // ---- Rows and blocks ----
 
-// A slice of one row of logits: tokens `first .. first + width`. Its walks over `begin .. end` (multiples of four, or the
-// end) are the block's threads' together.
+// A slice of one row of logits: tokens `first .. first + width`. Its walks over `begin .. end` (multiples of four, or
+// the end) are the block's threads' together.
 struct Logits {
     const float* values;
     u32 width, first;
@@ -215,7 +215,8 @@ struct Logits {
         }, [](u32) {});
     }
 
-    // Calls `use(logit, token)` for those that are wanted, which are few: its code is there once, and they are read again.
+    // Calls `use(logit, token)` for those that are wanted, which are few: its code is there once, and they are read
+    // again.
     template <class Wanted, class Use> DEVICE void each_where(u32 begin, u32 end, Wanted wanted, Use use) const {
         if (width % 4 != 0) {
             for (u32 at = begin + threadIdx.x; at < end; at += blockDim.x)
@@ -276,8 +277,8 @@ DEVICE u64 block_total(u64 value, u64* scratch) {
     return value;
 }
 
-// Whether this is the last of the row's blocks (along x) to come here: it sees what the others wrote. Leaves the counter
-// at zero for the next launch.
+// Whether this is the last of the row's blocks (along x) to come here: it sees what the others wrote. Leaves the
+// counter at zero for the next launch.
 DEVICE bool is_last_of_row(u32* arrived, u32* scratch) {
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -3,15 +3,16 @@
 //   min-p: l >= largest + ln(min_p);  top-k: l >= the k-th largest;
 //   top-p: the least likely go while their weights sum to at most (1 - p) of all that are left; ties: higher ids first.
 //
-// l is the logit divided by the temperature, a weight floor(2^40 e^(l - largest)): sums are integers, equal to the CPU's.
+// l is the logit divided by the temperature, a weight floor(2^40 e^(l - largest)): sums are integers, equal to the
+// CPU's.
 //
 // Mapping: a block takes one chunk of one row and counts tokens and weights in 2048 bins of 1/64 below the largest, in
-// shared memory, then adds them to the row's bins in global memory. The row's last block to arrive finds the bin in which
-// k or the mass ends, reads the row again for that bin's tokens, and compares these with each other; where they are more
-// than 1024 (many equal logits), it first counts up to eight digits of eight bits, reading the row for each. So a row is
-// read once by all and once or twice by one block, from the L2: some 8 us for 200,000 logits.
-// Moves 4 bytes a logit and pass, about 40 operations in the first (the exponential). Designed for 50 % of bandwidth in
-// the first pass, and for latency in the rest. It has not yet run on a card.
+// shared memory, then adds them to the row's bins in global memory. The row's last block to arrive finds the bin in
+// which k or the mass ends, reads the row again for that bin's tokens, and compares these with each other; where they
+// are more than 1024 (many equal logits), it first counts up to eight digits of eight bits, reading the row for each.
+// So a row is read once by all and once or twice by one block, from the L2: some 8 us for 200,000 logits. Moves 4 bytes
+// a logit and pass, about 40 operations in the first (the exponential). Designed for 50 % of bandwidth in the first
+// pass, and for latency in the rest. It has not yet run on a card.
 #include "prelude.cuh"
 #include "sampling.cuh"
 #include "selection.cuh"

@@ -1,7 +1,7 @@
 // Finding the token at which a row's candidates end, without sorting.
 //
-// Tokens lie in 2048 bins by their distance below the best one. Of the bin in which the boundary lies, digit after digit
-// of the places is counted until few tokens are left; these are compared with each other.
+// Tokens lie in 2048 bins by their distance below the best one. Of the bin in which the boundary lies, digit after
+// digit of the places is counted until few tokens are left; these are compared with each other.
 #pragma once
 
 constexpr u32 BINS = 2048;

@@ -3,11 +3,11 @@
 //
 // Mapping: a block takes 4096 logits of one row (x: chunks, y: requests), first giving its changed logits their values
 // back. The chunk lies in shared memory; its best tokens are taken in rounds, in which only the thread that held the
-// winner looks for its next. The row's last block to arrive adds the chunks' sums in their order and merges their lists,
-// one thread a chunk. Weights within a chunk are integers (2^-40 of the chunk's largest), sums over chunks f64; chunks do
-// not depend on the launch, so neither does the sum.
-// Moves 4 bytes a logit, about 40 operations: bound by memory without `top`, by some 200 cycles a round with it. Designed
-// for 50 % of bandwidth. It has not yet run on a card.
+// winner looks for its next. The row's last block to arrive adds the chunks' sums in their order and merges their
+// lists, one thread a chunk. Weights within a chunk are integers (2^-40 of the chunk's largest), sums over chunks f64;
+// chunks do not depend on the launch, so neither does the sum. Moves 4 bytes a logit, about 40 operations: bound by
+// memory without `top`, by some 200 cycles a round with it. Designed for 50 % of bandwidth. It has not yet run on a
+// card.
 #include "prelude.cuh"
 #include "sampling.cuh"
 

@@ -2,14 +2,15 @@
 //
 //   l = -inf if masked;  l + bias;  l / repetition if l > 0, else l * repetition;  l - frequency * count;  l - presence
 //
-// in this order for each entry's token, in place, with the CPU's roundings; then the greatest of l / temperature, ties to
-// the lowest id, NaN as minus infinity. A greedy row's token is then known; a row without any number gets none.
+// in this order for each entry's token, in place, with the CPU's roundings; then the greatest of l / temperature, ties
+// to the lowest id, NaN as minus infinity. A greedy row's token is then known; a row without any number gets none.
 //
 // Mapping: a block takes one chunk of one row (x: chunks, y: rows); the host cuts rows so that all multiprocessors have
 // work. The block finds its entries by bisection (they are ordered by token), changes its own chunk, reads it once in
 // 16-byte loads (four under way per thread) and leaves the best place; the row's last block to arrive takes the best.
-// Moves 4 bytes a logit, a few integer operations each: bound by memory. Designed for 80 % of bandwidth on rows that fill
-// the card; a single row of 200,000 logits is 0.8 MB, where the launch itself dominates. It has not yet run on a card.
+// Moves 4 bytes a logit, a few integer operations each: bound by memory. Designed for 80 % of bandwidth on rows that
+// fill the card; a single row of 200,000 logits is 0.8 MB, where the launch itself dominates. It has not yet run on a
+// card.
 #include "prelude.cuh"
 #include "sampling.cuh"
 
@@ -24,8 +25,8 @@ DEVICE float changed(float logit, const Entry& entry, const Row& row) {
     return logit;
 }
 
-// Applies the row's entries whose tokens are in `begin .. end` of the slice; one thread does all of one token. `before`,
-// where it is not null, gets what each token's logit was, at the token's first entry.
+// Applies the row's entries whose tokens are in `begin .. end` of the slice; one thread does all of one token.
+// `before`, where it is not null, gets what each token's logit was, at the token's first entry.
 DEVICE void change_chunk(float* logits, u32 begin, u32 end, u32 first, const Row& row, const Entry* entries,
                          float* before) {
     if (row.first_entry == row.end_entry) return;

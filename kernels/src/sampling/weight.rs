@@ -3,8 +3,8 @@
 //! Everything is computed by single f32 operations, so that every device gets the same integers: candidates that end on
 //! top-p end at the same token everywhere.
 
-/// Weight of the likeliest token. Sums of up to 2^24 tokens fit, and what is lost by rounding down, below 2^-40 a token,
-/// is less than two steps of an f32 `top_p` near 1 in a vocabulary of 200,000.
+/// Weight of the likeliest token. Sums of up to 2^24 tokens fit, and what is lost by rounding down, below 2^-40 a
+/// token, is less than two steps of an f32 `top_p` near 1 in a vocabulary of 200,000.
 pub(super) const WHOLE: u64 = 1 << 40;
 
 /// From here on weights are zero: e^-28 is less than 2^-40.

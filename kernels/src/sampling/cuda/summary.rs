@@ -49,8 +49,8 @@ impl Summary {
         Summary { largest, sum, chosen, top }
     }
 
-    /// Log-probability of the chosen token and of the best `top`, as [`log_probabilities`](super::super::log_probabilities)
-    /// has them.
+    /// Log-probability of the chosen token and of the best `top`, as
+    /// [`log_probabilities`](super::super::log_probabilities) has them.
     pub fn log_probabilities(&self, top: usize) -> (f32, Vec<(u32, f32)>) {
         let total = libm::log(self.sum);
         let of = |logit: f32| {

@@ -46,8 +46,8 @@ impl<'a> Workspace<'a> {
         Layout::of(rows_max).end
     }
 
-    /// Of memory with [`Workspace::words`]`(rows_max)` words, zero before its first use. Use it with the same `rows_max`
-    /// always, and after a launch that failed only zeroed again.
+    /// Of memory with [`Workspace::words`]`(rows_max)` words, zero before its first use. Use it with the same
+    /// `rows_max` always, and after a launch that failed only zeroed again.
     pub fn new(words: DeviceSliceMut<'a, u32>, rows_max: usize) -> Result<Self, crate::KernelError> {
         let layout = Layout::of(rows_max);
         crate::KernelError::check_len("sampling", "workspace", words.len(), layout.end)?;

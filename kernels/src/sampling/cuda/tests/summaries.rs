@@ -48,8 +48,8 @@ fn some_case(rows: usize, width: usize) -> Case {
     case
 }
 
-/// The exponential errs by 2^-22 of itself at the largest logit, by more only where it weighs less (2^-19 at e^-28), and
-/// weights are rounded down by 2^-40 each: log-probabilities by 2^-21 at most, and by half an ulp of the result.
+/// The exponential errs by 2^-22 of itself at the largest logit, by more only where it weighs less (2^-19 at e^-28),
+/// and weights are rounded down by 2^-40 each: log-probabilities by 2^-21 at most, and by half an ulp of the result.
 fn assert_near(got: f32, expected: f32, context: &str) {
     let near = (got - expected).abs() <= 2f32.powi(-21) + expected.abs() * f32::EPSILON;
     assert!(near || got == expected, "{context}: {got}, expected {expected}");
