@@ -60,13 +60,14 @@ const CUTS: [&[usize]; 5] = [&[1], &[3, 2], &[5, 1, 3], &[1, 0, 1], &[2, 7, 1, 4
 
 #[test]
 fn emulator_ranks_that_list_all_agree_with_one_rank_and_the_cpu() {
+    let rows = many_or(8, 1);
     for (seed, width) in [(1, 1), (2, 97), (3, 263), (4, 263), (5, 3000)] {
-        let case = Case::random(seed, 8, width);
+        let case = Case::random(seed, rows, width);
         assert_eq!(cases::single(&plain(), &case), case.tokens());
         for shares in CUTS {
             let (tokens, incomplete) =
                 over_ranks(&shuffled(seed), &case, &slices(width, shares), width.max(8));
-            assert_eq!(incomplete, [0; 8]);
+            assert_eq!(incomplete, vec![0; rows]);
             assert_eq!(tokens, case.tokens(), "{shares:?} of {width}");
         }
     }
@@ -84,7 +85,7 @@ fn emulator_ranks_agree_in_every_way() {
 #[test]
 fn emulator_few_candidates_yield_the_right_token_or_none() {
     let (mut complete, mut cut) = (0, 0);
-    for seed in 0..24 {
+    for seed in 0..many_or(24, 1) {
         let case = Case::random(50 + seed, 8, 500);
         let expected = case.tokens();
         for shares in [CUTS[1], CUTS[4]] {
@@ -100,20 +101,21 @@ fn emulator_few_candidates_yield_the_right_token_or_none() {
             }
         }
     }
-    assert!(complete > 250 && cut > 30, "{complete} complete, {cut} not");
+    assert!(many_or(complete > 250 && cut > 30, complete > 0), "{complete} complete, {cut} not");
 }
 
 #[test]
 fn emulator_as_many_candidates_as_top_k_always_suffice() {
     let mut case = Case::random(0, 0, 1000);
-    for seed in 0..12 {
+    let rows = many_or(12, 2);
+    for seed in 0..rows as u64 {
         let top_p = if seed % 2 == 0 { 0.9 } else { 1.0 };
         let params = SamplingParams { top_k: Some(20), top_p, seed, ..Default::default() };
         case.push(cases::bell(&mut Numbers(seed), 1000), params);
     }
     for shares in CUTS {
         let (tokens, incomplete) = over_ranks(&plain(), &case, &slices(1000, shares), 20);
-        assert_eq!((tokens, incomplete), (case.tokens(), vec![0; 12]), "{shares:?}");
+        assert_eq!((tokens, incomplete), (case.tokens(), vec![0; rows]), "{shares:?}");
     }
 }
 
