@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use consort_kernels::rope::Yarn;
+use consort_kernels::rope::{Yarn, frequencies, scale_linear, scale_llama3, scale_yarn};
 
 /// Architecture and sizes of a decoder model, from `config.json` or GGUF metadata.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,6 +55,34 @@ pub struct RopeConfig {
     pub theta: f32,
     /// How frequencies are stretched for long contexts.
     pub scaling: RopeScaling,
+}
+
+impl RopeConfig {
+    /// One frequency for each pair of `rotary_dim` dimensions, and the factor of cosines and sines.
+    pub fn frequencies(&self, rotary_dim: usize) -> (Vec<f32>, f32) {
+        let (mut frequencies, mut attention_factor) = (frequencies(self.theta, rotary_dim), 1.0);
+        match &self.scaling {
+            RopeScaling::None => {}
+            RopeScaling::Linear { factor } => scale_linear(&mut frequencies, *factor),
+            RopeScaling::Yarn { yarn, attention_factor: factor } => {
+                scale_yarn(&mut frequencies, self.theta, yarn);
+                attention_factor = *factor;
+            }
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                scale_llama3(
+                    &mut frequencies,
+                    *factor,
+                    *low_freq_factor,
+                    *high_freq_factor,
+                    *original_context,
+                )
+            }
+            RopeScaling::Factors(factors) => {
+                frequencies.iter_mut().zip(factors).for_each(|(frequency, factor)| *frequency /= factor);
+            }
+        }
+        (frequencies, attention_factor)
+    }
 }
 
 /// Stretching of rotary frequencies.

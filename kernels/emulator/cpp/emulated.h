@@ -61,10 +61,6 @@ inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float exp2_approx(float x) { return std::exp2(x); }
 
 // One operation, rounded to nearest and never fused with another (this file is compiled without contraction).
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __ddiv_rn(double a, double b) { return a / b; }

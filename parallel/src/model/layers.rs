@@ -9,7 +9,7 @@ use consort_kernels::{
     embedding::embedding,
     kv_append::kv_append,
     linear::{Weight, linear},
-    rope::{Heads, Pairs, frequencies, rope, rope_angles, scale_linear, scale_llama3, scale_yarn},
+    rope::{Heads, Pairs, rope, rope_angles},
     swiglu::swiglu,
     workspace::Workspace,
 };
@@ -21,7 +21,7 @@ use super::{
 use crate::{
     batch::Batch,
     collective::Collective,
-    config::{ModelConfig, RopeScaling},
+    config::ModelConfig,
     kv::{KvElement, KvStore},
     partition::Share,
 };
@@ -88,28 +88,7 @@ impl StepGeometry {
         config: &ModelConfig,
         tokens: usize,
     ) -> Result<Self, LoadError> {
-        let theta = config.rope.theta;
-        let (mut frequencies, mut attention_factor) = (frequencies(theta, config.head_dim), 1.0);
-        match &config.rope.scaling {
-            RopeScaling::None => {}
-            RopeScaling::Linear { factor } => scale_linear(&mut frequencies, *factor),
-            RopeScaling::Yarn { yarn, attention_factor: factor } => {
-                scale_yarn(&mut frequencies, theta, yarn);
-                attention_factor = *factor;
-            }
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-                scale_llama3(
-                    &mut frequencies,
-                    *factor,
-                    *low_freq_factor,
-                    *high_freq_factor,
-                    *original_context,
-                );
-            }
-            RopeScaling::Factors(factors) => {
-                frequencies.iter_mut().zip(factors).for_each(|(frequency, factor)| *frequency /= factor);
-            }
-        }
+        let (frequencies, attention_factor) = config.rope.frequencies(config.head_dim);
         let angles = tokens * frequencies.len();
         let (cos, sin) = (workspace.buffer("rope cosines", angles)?, workspace.buffer("rope sines", angles)?);
         let (slots, tables, spans) = (Vec::new(), Vec::new(), Vec::new());

@@ -3,6 +3,7 @@
 #![allow(clippy::print_stdout, reason = "figures for the reader of --nocapture")]
 
 mod bits;
+mod cuda;
 mod harness;
 
 mod smollm2;

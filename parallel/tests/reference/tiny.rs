@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::harness::{Differences, Setup, fixtures, floats, teacher_forced, teacher_forced_weighted};
 
 /// Logits of the two prompts of a fixture, and the largest one.
-fn reference(name: &str) -> (Vec<Vec<u32>>, Vec<Vec<f32>>) {
+pub(crate) fn reference(name: &str) -> (Vec<Vec<u32>>, Vec<Vec<f32>>) {
     let folder = fixtures().join(name);
     let json = std::fs::read_to_string(folder.join("reference.json")).unwrap();
     let json: Value = serde_json::from_str(&json).unwrap();
