@@ -315,6 +315,7 @@ DEVICE bool add_and_normalise(const Peers& peers, u32 barrier, u32 rows, u32 wid
     return !peers.last_barrier || await(peers, barrier);
 }
 
+// dynamic shared memory: all_reduce_rms_norm_bf16 101376 bytes
 KERNEL(all_reduce_rms_norm_bf16, 1024, 1,
        (const Peers peers, u32 rows, u32 width, float* __restrict__ residual, const float* __restrict__ weight,
         float eps, bf16* __restrict__ out, u32 stride)) {

@@ -61,6 +61,10 @@ template <class L> DEVICE void decode(const Call& call) {
         store_partial(call, rows, call.work[blockIdx.z] + blockIdx.x, sums);
 }
 
+// dynamic shared memory: attention_decode_d64 76288 bytes
+// dynamic shared memory: attention_decode_d96 56576 bytes
+// dynamic shared memory: attention_decode_d128 73984 bytes
+// dynamic shared memory: attention_decode_d256 76032 bytes
 KERNEL(attention_decode_d64, 128, 3, (Call call)) { decode<Layout<64, 1, 4, 4>>(call); }
 KERNEL(attention_decode_d96, 128, 3, (Call call)) { decode<Layout<96, 1, 4, 2>>(call); }
 KERNEL(attention_decode_d128, 128, 3, (Call call)) { decode<Layout<128, 1, 4, 2>>(call); }

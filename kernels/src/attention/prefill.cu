@@ -29,6 +29,14 @@ template <class L, bool CHUNKED> DEVICE void prefill(const Call& call) {
 
 constexpr Queries SHARED = Queries::InSharedMemory;
 
+// dynamic shared memory: attention_prefill_d64 46080 bytes
+// dynamic shared memory: attention_prefill_d96 66560 bytes
+// dynamic shared memory: attention_prefill_d128 87040 bytes
+// dynamic shared memory: attention_prefill_d256 87296 bytes
+// dynamic shared memory: attention_prefill_chunked_d64 46080 bytes
+// dynamic shared memory: attention_prefill_chunked_d96 66560 bytes
+// dynamic shared memory: attention_prefill_chunked_d128 87040 bytes
+// dynamic shared memory: attention_prefill_chunked_d256 87296 bytes
 KERNEL(attention_prefill_d64, 128, 2, (Call call)) { prefill<Layout<64, 4, 1, 2>, false>(call); }
 KERNEL(attention_prefill_d96, 128, 2, (Call call)) { prefill<Layout<96, 4, 1, 2>, false>(call); }
 KERNEL(attention_prefill_d128, 128, 2, (Call call)) { prefill<Layout<128, 4, 1, 2>, false>(call); }

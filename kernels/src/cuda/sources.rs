@@ -44,11 +44,21 @@ macro_rules! sources {
 // One line for each text, in alphabetical order, followed by the headers of its folder where there are some:
 // `"linear/kernel.cu",` or `"op/kernel.cu" ["op/shared.cuh"],`.
 sources! {
+    "all_reduce/kernel.cu",
+    "attention/decode.cu" ["attention/attention.cuh"],
+    "attention/prefill.cu" ["attention/attention.cuh"],
     "embedding/kernel.cu",
     "kv_copy/kernel.cu",
+    "linear/gemm.cu",
+    "linear/gemv.cu",
     "qkv/kernel.cu",
     "rms_norm/kernel.cu",
     "rope/kernel.cu",
+    "sampling/draw.cu" ["sampling/sampling.cuh", "sampling/selection.cuh"],
+    "sampling/merge.cu" ["sampling/sampling.cuh", "sampling/selection.cuh"],
+    "sampling/select.cu" ["sampling/sampling.cuh", "sampling/selection.cuh"],
+    "sampling/summarize.cu" ["sampling/sampling.cuh", "sampling/selection.cuh"],
+    "sampling/survey.cu" ["sampling/sampling.cuh", "sampling/selection.cuh"],
     "swiglu/kernel.cu",
 }
 

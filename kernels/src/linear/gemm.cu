@@ -269,6 +269,11 @@ template <class T> DEVICE void run(const Problem& problem) {
                                           steps_per_split, first_split});                                          \
     }
 
+// dynamic shared memory: linear_gemm_8 55296 bytes
+// dynamic shared memory: linear_gemm_16 61440 bytes
+// dynamic shared memory: linear_gemm_32 73728 bytes
+// dynamic shared memory: linear_gemm_64 98304 bytes
+// dynamic shared memory: linear_gemm_128 98304 bytes
 LINEAR_GEMM(8, 3)
 LINEAR_GEMM(16, 3)
 LINEAR_GEMM(32, 3)

@@ -100,6 +100,7 @@ DEVICE void leave_sums(float* shared, const float (&sums)[4]) {
 // Blocks: x, 16 outputs each; y, `steps_per_split` steps of 128 k each. Shared memory: 512 bytes a warp. With more than
 // one split, `partials` holds 128 sums for each block and `arrivals` a zero for each 16 outputs, which is zero again
 // afterwards. `bias` may be null.
+// dynamic shared memory: linear_gemv 4096 bytes
 KERNEL(linear_gemv, 256, 3,
        (const bf16* __restrict__ x, const bf16* __restrict__ weight, const float* __restrict__ bias, float* y,
         float* partials, u32* arrivals, u32 rows, u32 outputs, u32 stride, u32 steps_per_split)) {

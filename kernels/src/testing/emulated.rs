@@ -8,7 +8,8 @@ use consort_emulator::{Fault, Grid, Memory, Settings};
 use crate::{
     KernelError,
     buffer::Plain,
-    cuda::{Args, DeviceSlice, DeviceSliceMut, Launch, Launcher},
+    cuda::{Args, DeviceSlice, DeviceSliceMut, Launch, Launcher, row_stride, sources::SOURCES},
+    element::{bf16, through},
 };
 
 /// Runs each launch at once, in the way that `settings` say.
@@ -39,6 +40,7 @@ pub(crate) fn grid<'a>(launch: &Launch<'a>, rank: u32) -> Grid<'a> {
 
 impl Launcher for Emulated {
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), KernelError> {
+        check_declared(launch);
         // SAFETY: the caller's promise.
         let outcome = unsafe { consort_emulator::launch(grid(launch, 0), self.settings) };
         // A fault is a bug in a kernel, or in how it was launched: a test ends here.
@@ -106,6 +108,15 @@ pub(crate) unsafe fn run_together(streams: &[Stream], settings: Settings) -> Res
     let grids: Vec<Grid<'_>> = launches.iter().map(|(rank, launch)| grid(launch, *rank)).collect();
     // SAFETY: each launch was made by an operation, with its kernel's arguments, and the caller vouches for memory.
     unsafe { consort_emulator::launch_together(&grids, settings) }
+}
+
+/// The text of a kernel declares the most shared memory it is launched with: occupancy is computed from that.
+fn check_declared(launch: &Launch<'_>) {
+    let declared =
+        SOURCES.iter().map(|source| source.dynamic_shared_bytes(launch.kernel).expect("as the gate"));
+    let declared = declared.max().unwrap_or(0);
+    let (kernel, asked) = (launch.kernel, launch.shared_bytes);
+    assert!(asked <= declared, "{kernel}: {asked} bytes of shared memory, {declared} declared in its text");
 }
 
 /// A view of emulated memory, to read.

@@ -90,6 +90,11 @@ fn judge_kernel(
     }))
 }
 
+/// Architectures with the shared memory that kernels are laid out for: from this on,
+const LAID_OUT_FOR: u32 = 90;
+/// and before these, which have 100 KiB again.
+const CONSUMER: u32 = 120;
+
 /// Launch bounds of the text that the compiler or the multiprocessor does not keep.
 fn broken_promises(source: &Source, kernels: &[Kernel]) -> Vec<String> {
     let mut problems = Vec::new();
@@ -103,8 +108,13 @@ fn broken_promises(source: &Source, kernels: &[Kernel]) -> Vec<String> {
                 bounds.threads, kernel.block.threads
             ));
         }
-        // Some devices hold fewer warps and blocks than others, whatever a kernel takes.
-        let is_kernels_doing = matches!(kernel.occupancy.limit, Limit::Registers | Limit::SharedMemory);
+        // Some devices hold fewer warps and blocks than others, whatever a kernel takes, and those before 9.0 less
+        // shared memory than stages are laid out for; there one block is enough.
+        let is_kernels_doing = match kernel.occupancy.limit {
+            Limit::Registers => true,
+            Limit::SharedMemory => arch.number() >= LAID_OUT_FOR && arch.number() < CONSUMER,
+            _ => false,
+        };
         if fit < bounds.blocks && is_kernels_doing {
             problems.push(format!(
                 "{about}: KERNEL promises {} blocks on a multiprocessor, {fit} fit (by {})",

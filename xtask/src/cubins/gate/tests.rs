@@ -83,8 +83,13 @@ fn launch_bounds_of_the_text_are_held_against_the_cubin_and_the_multiprocessor()
         &["128 threads in the text, 96 in the cubin"],
     );
     let text = "KERNEL(mixed, 96, 4, (char c)) {}\n// dynamic shared memory: mixed 65536 bytes\n";
-    let verdict = judged(&Source { text, ..SOURCE }, |log| log);
-    assert_problem(&verdict, &["promises 4 blocks", "2 fit (by shared memory)"]);
+    let source = Source { text, ..SOURCE };
+    let Verdict { mut kernels, problems } = judged(&source, |log| log);
+    assert!(problems.is_empty(), "a device with less shared memory than stages are laid out for: {problems:?}");
+    kernels.retain(|kernel| kernel.name == "mixed");
+    kernels[0].arch = Arch::CHECKED[1];
+    let problems = broken_promises(&source, &kernels);
+    assert_problem(&Verdict { kernels, problems }, &["promises 4 blocks", "2 fit (by shared memory)"]);
 }
 
 #[test]
