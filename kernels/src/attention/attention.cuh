@@ -61,8 +61,8 @@ template <u32 DIM_, u32 GROUPS_, u32 SHARE_, u32 STAGES_, Queries QUERIES = Quer
     static constexpr u32 TILE = KEYS * STRIDE;
     // Rows of a tile of keys that one warp copies: never across 16 keys, hence from one page.
     static constexpr u32 COPY_ROWS = KEYS / WARPS;
-    // Shared memory in bytes: queries; weights and maxima, in the place of queries that went to registers; stages of keys
-    // and values.
+    // Shared memory in bytes: queries; weights and maxima, in the place of queries that went to registers; stages of
+    // keys and values.
     static constexpr u32 QUERY_BYTES = ROWS * STRIDE * 2;
     static constexpr u32 WEIGHTS_AT = KEEP_QUERIES ? 0 : QUERY_BYTES;
     static constexpr u32 MAXIMA_AT = WEIGHTS_AT + ROWS * WEIGHT_STRIDE * 2;
@@ -474,8 +474,8 @@ DEVICE void add_unbounded(Sums<L>& sums, const Sight& sight, u32 first_key, cons
 }
 
 // An infinity times the weight zero of a row that does not see it would be NaN. So infinities and NaN, if there are
-// any, are added to the rows that see them, and zeros take their place before the product. `scratch` is the tile's keys,
-// which are done with.
+// any, are added to the rows that see them, and zeros take their place before the product. `scratch` is the tile's
+// keys, which are done with.
 template <class L>
 DEVICE void set_unbounded_apart(Sums<L>& sums, const Sight& sight, u32 first_key, const u32 (&weights)[L::KEY_TILES][2],
                                 bf16* scratch, bf16* values) {
@@ -565,7 +565,7 @@ template <class L> DEVICE void store_rows(const Call& call, const RowTile& rows,
             u32 dim = first_dim + tile * 8;
             if (dim < call.head_dim)
                 store_4(out + head * call.head_dim + dim, pack_bf16(output_of(total.values[tile][2 * half], factor),
-                                                                    output_of(total.values[tile][2 * half + 1], factor)));
+                                                                output_of(total.values[tile][2 * half + 1], factor)));
         }
         if (head + 1 == call.query_heads && L::share() == 0)
             for (u32 at = call.query_heads * call.head_dim + lane_index() % 4; at < call.out_stride; at += 4)

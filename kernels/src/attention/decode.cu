@@ -1,15 +1,15 @@
 // out = softmax(scale · q Kᵀ) V for sequences with one new token each, over paged keys and values.
 //
 // Mapping: a block takes one sequence, one KV head (up to 16 of its query heads, the rows of one matrix tile) and one
-// chunk of keys, aligned to absolute positions. Four warps share each tile of 64 keys (32 for the widest heads): 16 keys
-// a warp while they compute scores, a quarter of the head while they add values; weights and maxima pass through shared
-// memory. Pages come in by 16-byte asynchronous copies, STAGES - 1 tiles ahead, keys and values waited for apart. A
-// sequence of one chunk is written at once, others leave partial sums that `attention_merge` joins.
+// chunk of keys, aligned to absolute positions. Four warps share each tile of 64 keys (32 for the widest heads): 16
+// keys a warp while they compute scores, a quarter of the head while they add values; weights and maxima pass through
+// shared memory. Pages come in by 16-byte asynchronous copies, STAGES - 1 tiles ahead, keys and values waited for
+// apart. A sequence of one chunk is written at once, others leave partial sums that `attention_merge` joins.
 //
 // Moves 4 padded_dim bytes a key and KV head, once, and does 4 padded_dim operations on them per query head: for groups
 // of up to 16 it is bound by memory. Designed for 85 % of the bandwidth on long contexts: three blocks fit on a
-// multiprocessor (four at d = 96) and hold 70 to 165 KB in flight, where 3.35 TB/s at 700 ns ask for 18 KB each, 4.8 TB/s
-// for 26. Padding of a head's dimensions to DIM costs no traffic. It has not yet run on a card.
+// multiprocessor (four at d = 96) and hold 70 to 165 KB in flight, where 3.35 TB/s at 700 ns ask for 18 KB each, 4.8
+// TB/s for 26. Padding of a head's dimensions to DIM costs no traffic. It has not yet run on a card.
 #include "prelude.cuh"
 #include "attention.cuh"
 

@@ -3,17 +3,17 @@
 // Mapping: a block takes one KV head (y) and a tile of 64 pairs (token, query head of that KV head) of one sequence (x,
 // by a table that the host makes, longest first). Each of four warps owns 16 rows and all 64 keys of a tile, so that
 // weights go from scores to the next product in registers; for heads wider than 128 a tile is 32 pairs and 32 keys, and
-// two warps share 16 rows as in decode. Tiles of keys come in by 16-byte asynchronous copies, one ahead of the products.
-// Tiles that no row sees are not read; only those that some row does not see in full are masked.
+// two warps share 16 rows as in decode. Tiles of keys come in by 16-byte asynchronous copies, one ahead of the
+// products. Tiles that no row sees are not read; only those that some row does not see in full are masked.
 //
 // `_chunked_` kernels keep the sums of chunks apart and join them left to right, as decode does with the same `chunk`:
 // same bits, for twice the accumulators.
 //
 // A tile of keys takes 4 · 64 · 64 · DIM operations for 4 · 64 · DIM bytes, 64 a byte, from the L2 as a rule: bound by
 // the matrix units, and on Hopper by shared memory, from which a fragment of 512 bytes feeds but two products (64 Ki
-// operations for four cycles of 128 bytes: 470 TFLOP/s on 132 multiprocessors at 1.75 GHz, before softmax). Designed for
-// 300 TFLOP/s there, a third of the dense peak, which only wgmma reaches; and for half of the peak of an A100. It has not
-// yet run on a card.
+// operations for four cycles of 128 bytes: 470 TFLOP/s on 132 multiprocessors at 1.75 GHz, before softmax). Designed
+// for 300 TFLOP/s there, a third of the dense peak, which only wgmma reaches; and for half of the peak of an A100. It
+// has not yet run on a card.
 #include "prelude.cuh"
 #include "attention.cuh"
 

@@ -45,10 +45,12 @@ const WIDE_LOADS: &[&str] = &["LDG.128", "LDG.256", "LDG.ENL2"];
 /// The table.
 pub(super) const RULES: &[Rule] = &[
     memory_bound("all_reduce/kernel.cu", "all_reduce_*", NarrowLoads::Allowed),
-    memory_bound("attention/kernel.cu", "attention_decode_*", NarrowLoads::Allowed),
-    matrix("attention/kernel_prefill.cu", "attention_prefill_*"),
-    memory_bound("linear/kernel.cu", "linear_gemv_*", NarrowLoads::Forbidden),
-    matrix("linear/kernel_gemm.cu", "linear_gemm_*"),
+    matrix("attention/decode.cu", "attention_decode_*"),
+    matrix("attention/prefill.cu", "attention_prefill_*"),
+    memory_bound("embedding/kernel.cu", "embedding_bf16", NarrowLoads::Allowed),
+    memory_bound("kv_copy/kernel.cu", "kv_copy", NarrowLoads::Allowed),
+    memory_bound("linear/gemv.cu", "linear_gemv", NarrowLoads::Forbidden),
+    matrix("linear/gemm.cu", "linear_gemm_*"),
     memory_bound("rms_norm/kernel.cu", "rms_norm_1", NarrowLoads::Forbidden),
     memory_bound("rms_norm/kernel.cu", "rms_norm_2", NarrowLoads::Forbidden),
     memory_bound("rms_norm/kernel.cu", "rms_norm_4", NarrowLoads::Forbidden),

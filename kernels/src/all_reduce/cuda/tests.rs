@@ -152,8 +152,8 @@ fn launch_copy(group: &Group, rank: usize, alone: &Group, from: &[Memory<f32>], 
     all_reduce_one_shot(&group.streams[rank], &peers, device_slice_mut(to)).unwrap();
 }
 
-/// On every rank's stream, three rounds: the input is copied into a buffer, then summed by the round's operation. Rounds
-/// take the group's buffers in turn. Nothing but the kernels keeps a rank from being rounds ahead of another.
+/// On every rank's stream, three rounds: the input is copied into a buffer, then summed by the round's operation.
+/// Rounds take the group's buffers in turn. Nothing but the kernels keeps a rank from being rounds ahead of another.
 fn streams_of_rounds(ranks: usize, len: usize, buffers: usize, reuse: Reuse, settings: Settings) {
     const ROUNDS: [Sum; 4] =
         [all_reduce_one_shot, all_reduce_two_shot, all_reduce_one_shot, all_reduce_one_shot];
@@ -235,8 +235,8 @@ fn emulator_launches_are_repeated_across_the_wrap_of_their_numbers_with_changing
 
 #[test]
 fn emulator_sum_residual_and_norm_match_the_reference_on_every_rank() {
-    // The reference rounds twice to BF16, as the kernel does; its scale may differ by a few ulp of f32 (order of the sum
-    // of squares, approximate root), which turns a rounding: then the first result is off by one BF16 ulp, and the
+    // The reference rounds twice to BF16, as the kernel does; its scale may differ by a few ulp of f32 (order of the
+    // sum of squares, approximate root), which turns a rounding: then the first result is off by one BF16 ulp, and the
     // second by one more.
     let close = |got: f32, expected: f32| (got - expected).abs() <= expected.abs() / 64.0 + 1e-30;
     for (ranks, rows, width) in

@@ -216,11 +216,11 @@ fn two_ways() -> impl Iterator<Item = Emulated> {
 
 /// Against the truth, and bit for bit alike in all ways.
 ///
-/// An output is Σ w v / Σ w, whose weights are rounded to BF16 in both sums: relative errors of at most 2^-9 each, which
-/// move it by 2^-9 of |v - out| <= 2 VALUE_MAX at most. Its own rounding adds 2^-9 of VALUE_MAX. A score is a sum of
-/// `dim` exact products below 6 in f32, times dim^-1/2: an error below 2^-24 · dim · 6 dim · dim^-1/2 (far less as a rule)
-/// in a weight's logarithm moves an output by as much of 2 VALUE_MAX. The rest, exponentials within 2 ulp and a rounding
-/// per tile and chunk, disappears in that.
+/// An output is Σ w v / Σ w, whose weights are rounded to BF16 in both sums: relative errors of at most 2^-9 each,
+/// which move it by 2^-9 of |v - out| <= 2 VALUE_MAX at most. Its own rounding adds 2^-9 of VALUE_MAX. A score is a sum
+/// of `dim` exact products below 6 in f32, times dim^-1/2: an error below 2^-24 · dim · 6 dim · dim^-1/2 (far less as a
+/// rule) in a weight's logarithm moves an output by as much of 2 VALUE_MAX. The rest, exponentials within 2 ulp and a
+/// rounding per tile and chunk, disappears in that.
 fn assert_near_the_reference(case: &Case, chunks: Chunks, devices: impl Iterator<Item = Emulated>) {
     let score_error = 6.0 * (case.head_dim.max(64) as f32).powf(1.5) * f32::EPSILON / 2.0;
     let tolerance = VALUE_MAX * (3.0 / 512.0 + 2.0 * score_error);

@@ -49,8 +49,8 @@ impl Launcher for Stream {
     }
 }
 
-/// Runs all streams to their ends, ranks side by side. `owners` own all memory that was given to the launches. Returns the
-/// launches of one rank.
+/// Runs all streams to their ends, ranks side by side. `owners` own all memory that was given to the launches. Returns
+/// the launches of one rank.
 pub(super) fn run<Owner>(streams: &[Stream], settings: Settings, _owners: &[Owner]) -> usize {
     let recorded: Vec<_> = streams.iter().map(|stream| stream.launches.take()).collect();
     let grids: Vec<Grid<'_>> = streams

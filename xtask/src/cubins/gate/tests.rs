@@ -85,7 +85,10 @@ fn launch_bounds_of_the_text_are_held_against_the_cubin_and_the_multiprocessor()
     let text = "KERNEL(mixed, 96, 4, (char c)) {}\n// dynamic shared memory: mixed 65536 bytes\n";
     let source = Source { text, ..SOURCE };
     let Verdict { mut kernels, problems } = judged(&source, |log| log);
-    assert!(problems.is_empty(), "a device with less shared memory than stages are laid out for: {problems:?}");
+    assert!(
+        problems.is_empty(),
+        "a device with less shared memory than stages are laid out for: {problems:?}"
+    );
     kernels.retain(|kernel| kernel.name == "mixed");
     kernels[0].arch = Arch::CHECKED[1];
     let problems = broken_promises(&source, &kernels);
