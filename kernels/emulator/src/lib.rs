@@ -68,8 +68,8 @@ impl Settings {
     /// and is slow, one order only.
     pub fn all() -> impl Iterator<Item = Settings> {
         let orders = [Order::Ascending, Order::Descending, Order::Shuffled, Order::FarWarp];
-        let orders = if cfg!(consort_race_detector) { &orders[..1] } else { &orders[..] };
-        orders.to_vec().into_iter().enumerate().flat_map(|(at, order)| {
+        let count = if cfg!(consort_race_detector) { 1 } else { orders.len() };
+        orders.into_iter().take(count).enumerate().flat_map(|(at, order)| {
             [Copies::Late, Copies::AtOnce, Copies::ByChance].into_iter().map(move |copies| Settings {
                 order,
                 copies,

@@ -22,14 +22,14 @@ fn driver(build: Build) -> &'static Path {
     DRIVERS[build as usize].get_or_init(|| {
         let home = Path::new(env!("CARGO_MANIFEST_DIR"));
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("planted-{}", build as usize));
-        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::create_dir_all(&folder).expect("the target folder is writable");
         let (sanitizer, define) = match build {
             Build::Plain => (None, "CONSORT_PLAIN"),
             Build::Asan => (Some("-fsanitize=address"), "CONSORT_ASAN"),
             Build::Tsan => (Some("-fsanitize=thread"), "CONSORT_TSAN"),
         };
         let compile = |source: PathBuf, watched: bool| {
-            let object = folder.join(source.file_name().unwrap()).with_extension("o");
+            let object = folder.join(source.file_name().expect("a file")).with_extension("o");
             let mut command = compiler();
             command.args([
                 "-std=c++20",

@@ -164,7 +164,7 @@ pub fn all_gather_peers(
         return Ok(());
     }
     let starts = starts(widths);
-    let in_fours = starts.iter().all(|&start| start as usize % LANES == 0);
+    let in_fours = starts.iter().all(|&start| (start as usize).is_multiple_of(LANES));
     let packs = if in_fours { all / LANES } else { all };
     let launch = Launch {
         kernel: "all_gather_f32",

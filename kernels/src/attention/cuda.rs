@@ -220,9 +220,9 @@ struct Layout {
 impl Class {
     fn of(pages: PageShape) -> Class {
         match pages.padded_dim() {
-            ..=64 => Class::D64,
-            ..=96 => Class::D96,
-            ..=128 => Class::D128,
+            0..=64 => Class::D64,
+            65..=96 => Class::D96,
+            97..=128 => Class::D128,
             _ => Class::D256,
         }
     }

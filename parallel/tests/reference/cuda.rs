@@ -149,4 +149,36 @@ fn emulator_runs_the_tiny_llama_at_widths_1_and_3_like_transformers() {
     let late = Settings { order: Order::Shuffled, copies: Copies::Late, seed: 7 };
     compare("tiny_llama", &[1, 2], FAST, 1000, Settings::PLAIN);
     compare("tiny_llama_odd", &[1, 3], FAST, 1000, late);
+    // Prefill in parts, sums over ranks in two shots.
+    compare("tiny_llama_odd", &[3], Ways { exchange: Exchange::TwoShot, ..FAST }, 7, Settings::PLAIN);
+}
+
+#[test]
+fn emulator_runs_windows_and_stretched_rotations_like_transformers() {
+    let far = Settings { order: Order::FarWarp, copies: Copies::ByChance, seed: 3 };
+    for name in ["tiny_mistral", "tiny_yarn", "tiny_linear", "tiny_wide"] {
+        compare(name, &[1, 3], FAST, 1000, far);
+    }
+}
+
+#[test]
+fn emulator_gives_a_row_the_same_bits_however_its_prompt_is_cut_in_batch_invariant_mode() {
+    for (name, width) in [("tiny_llama", 1), ("tiny_llama_odd", 3)] {
+        let checkpoint = Checkpoint::open(&fixtures().join(name)).unwrap();
+        let (prompts, _) = tiny::reference(name);
+        let run = |ways, chunk, prompts: &[Vec<u32>]| {
+            logits(&checkpoint, width, ways, Settings::PLAIN, chunk, prompts)
+        };
+        let whole = run(INVARIANT, 1000, &prompts);
+        let bits = |rows: &[f32]| rows.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        for (chunk, what) in [(1, "decoded token by token"), (7, "in parts of seven")] {
+            for (got, expected) in run(INVARIANT, chunk, &prompts).iter().zip(&whole) {
+                assert!(bits(got) == bits(expected), "{name} width {width}: {what}");
+            }
+        }
+        let alone = run(INVARIANT, 1000, &prompts[1..]);
+        assert!(bits(&alone[0]) == bits(&whole[1]), "{name} width {width}: alone");
+        let two_shots = run(Ways { exchange: Exchange::TwoShot, ..INVARIANT }, 1000, &prompts);
+        assert!(bits(&two_shots[0]) == bits(&whole[0]), "{name} width {width}: in two shots");
+    }
 }

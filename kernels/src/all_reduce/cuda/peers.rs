@@ -23,8 +23,8 @@ pub const POLLS_MAX: u32 = 60_000_000;
 pub enum Reuse {
     /// As soon as the launch has ended: the launch waits until all peers have read.
     AtOnce,
-    /// When one more launch of the group has ended on this rank. Saves the wait; for callers that take two buffers in
-    /// turn.
+    /// When one more launch of the group has ended on this rank (a call without elements launches nothing). Saves the
+    /// wait; for callers that take two buffers in turn.
     AfterNext,
 }
 
