@@ -424,21 +424,36 @@ void run_blocks(std::vector<std::unique_ptr<Block>>& blocks) {
 
 // ---- Ranks that run together ----
 
-// The grids of one rank, one after the other as in a stream; all blocks of a grid are under way at once.
-struct Stream {
-    std::deque<std::vector<Block*>> waiting;
-    std::vector<Block*> under_way;
+// Threads that a rank has under way at most, as a device has room for so many: kernels whose blocks wait for each other
+// must not have more.
+constexpr std::size_t RESIDENT_THREADS_MAX = 8192;
 
-    bool done() const { return waiting.empty() && under_way.empty(); }
+// The grids of one rank, one after the other as in a stream; as many blocks of a grid are under way as there is room.
+struct Stream {
+    std::deque<std::deque<Block*>> waiting;
+    std::deque<Block*> rest;
+    std::vector<Block*> under_way;
+    std::size_t resident = 0;
+
+    bool done() const { return waiting.empty() && rest.empty() && under_way.empty(); }
 
     void advance() {
-        if (under_way.empty() && !waiting.empty()) {
-            under_way = std::move(waiting.front());
+        if (under_way.empty() && rest.empty() && !waiting.empty()) {
+            rest = std::move(waiting.front());
             waiting.pop_front();
+            resident = 0;
+        }
+        while (!rest.empty() && (under_way.empty() || resident < RESIDENT_THREADS_MAX)) {
+            Block* block = rest.front();
+            rest.pop_front();
             machine->events++;
-            for (Block* block : under_way) begin(*block);
+            begin(*block);
+            resident += block->threads;
+            under_way.push_back(block);
         }
         for (Block* block : under_way) run_round(*block);
+        for (Block* block : under_way)
+            if (!block->alive) resident -= block->threads;
         end_finished(under_way);
     }
 };
