@@ -34,6 +34,12 @@ struct Copy {
     bool valid;
 };
 
+// Asynchronous copies that a thread has started: those not committed yet, and committed groups, the oldest first.
+struct Copying {
+    std::vector<Copy> open;
+    std::deque<std::vector<Copy>> groups;
+};
+
 // A thread. Its `place` comes first: `current` points to it.
 struct Lane {
     Thread place;
@@ -45,8 +51,7 @@ struct Lane {
     std::uint64_t seen = 0;
     const char* waits_in = nullptr;
     int waits_line = 0;
-    std::vector<Copy> open;
-    std::deque<std::vector<Copy>> groups;
+    std::unique_ptr<Copying> copying;
 };
 
 // One operation of the lanes of one mask. Results are kept twice, because a lane may come for the next operation before
@@ -102,6 +107,9 @@ struct Machine {
     bool failed = false;
     std::vector<std::unique_ptr<Lane>> lanes;
     std::vector<Lane*> idle;
+    // For the race detector, what threads of this launch have allocated: it is freed when all of them are known to have
+    // ended, and used by no other thread before, since the detector knows nothing of their order.
+    std::vector<std::unique_ptr<Copying>> spent;
 
     std::uint64_t next_random() {
         random += 0x9e3779b97f4a7c15ull;
@@ -249,20 +257,22 @@ void copy_async(void* destination, const void* source, bool valid) {
     if (copies == AT_ONCE || (copies == BY_CHANCE && machine->next_random() % 2))
         access_copy_16(destination, source, valid);
     else
-        lane.open.push_back({destination, source, valid});
+        lane.copying->open.push_back({destination, source, valid});
 }
 
 void copy_commit() {
     Lane& lane = me();
-    lane.groups.push_back(std::move(lane.open));
-    lane.open.clear();
+    Copying& copying = *lane.copying;
+    copying.groups.push_back(std::move(copying.open));
+    copying.open.clear();
 }
 
 void copy_wait(unsigned pending) {
     Lane& lane = me();
-    while (lane.groups.size() > pending) {
-        perform(lane.groups.front());
-        lane.groups.pop_front();
+    auto& groups = lane.copying->groups;
+    while (groups.size() > pending) {
+        perform(groups.front());
+        groups.pop_front();
     }
 }
 
@@ -278,8 +288,8 @@ void run_thread() {
     observe(&grid.started);
     if (grid.before) observe(&grid.before->ended);
     grid.kernel->invoke(grid.kernel->body, grid.pointers.data());
-    bool copying = !lane.open.empty();
-    for (const auto& group : lane.groups) copying |= !group.empty();
+    bool copying = !lane.copying->open.empty();
+    for (const auto& group : lane.copying->groups) copying |= !group.empty();
     if (copying) fault("leaves the kernel with copies to shared memory under way");
     if (block.arrived) fault("leaves the kernel while others wait in __syncthreads in line %d", block.barrier_line);
     for (const auto& meeting : block.warps[lane.place.linear / 32].meetings)
@@ -317,8 +327,9 @@ void begin(Block& block) {
         lane.block = &block;
         lane.done = false;
         lane.waits_for = nullptr;
-        lane.open.clear();
-        lane.groups.clear();
+        if (!lane.copying) lane.copying = std::make_unique<Copying>();
+        lane.copying->open.clear();
+        lane.copying->groups.clear();
         lane.fiber.prepare(run_thread);
         block.lanes.push_back(&lane);
         block.warps[at / 32].alive |= 1u << at % 32;
@@ -329,6 +340,9 @@ void begin(Block& block) {
 void end(Block& block) {
     for (Lane* lane : block.lanes) {
         lane->fiber.abandon();
+#ifdef CONSORT_TSAN
+        machine->spent.push_back(std::move(lane->copying));
+#endif
         machine->idle.push_back(lane);
     }
     block.lanes.clear();
@@ -546,6 +560,10 @@ void run(const EmulatorGrid* launches, std::size_t count) {
         run_blocks(blocks);
     }
     for (Grid& grid : grids) observe(&grid.ended);
+    // Threads of a launch that failed have not said that they ended: what they allocated is left to the process's end.
+    if (machine->failed)
+        for (auto& copying : machine->spent) (void)copying.release();
+    machine->spent.clear();
 }
 
 } // namespace
