@@ -44,23 +44,14 @@ fn main() -> Result<(), Failure> {
 
     // The machine itself is not watched: its doings are not the kernels'.
     let mut machine = common();
-    for file in [
-        "switch.S",
-        "fiber.cpp",
-        "machine.cpp",
-        "registry.cpp",
-        "warp_operations.cpp",
-        "block_memory.cpp",
-        "global_memory.cpp",
-        "memory_fault.cpp",
-    ] {
-        machine.file(cpp.join(file));
+    for file in sources(&cpp)?.into_iter().filter(|file| !file.ends_with(WATCHED)) {
+        machine.file(file);
     }
     let mut watched = common();
     if let Some((flag, _)) = sanitizer {
         watched.flag(flag);
     }
-    watched.file(cpp.join("accesses.cpp"));
+    watched.file(cpp.join(WATCHED));
     for file in write_units(&operations, &out)? {
         watched.file(file);
     }
@@ -68,6 +59,18 @@ fn main() -> Result<(), Failure> {
     watched.objects(machine.try_compile_intermediates()?);
     watched.try_compile("consort_emulator")?;
     Ok(())
+}
+
+/// The machine's file that is compiled as kernels are.
+const WATCHED: &str = "accesses.cpp";
+
+/// C++ and assembler files of a folder, in order.
+fn sources(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let mut files =
+        fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, Failure>>()?;
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "cpp" || extension == "S"));
+    files.sort();
+    Ok(files)
 }
 
 /// One C++ file for each kernel text, in a namespace of its own so that helpers of the same name do not meet, and one

@@ -48,19 +48,14 @@ fn driver(build: Build) -> &'static Path {
             run(command.arg(&source).arg("-o").arg(&object));
             object
         };
-        let machine = [
-            "switch.S",
-            "fiber.cpp",
-            "machine.cpp",
-            "registry.cpp",
-            "warp_operations.cpp",
-            "block_memory.cpp",
-            "global_memory.cpp",
-            "memory_fault.cpp",
-        ];
-        let mut objects: Vec<PathBuf> =
-            machine.iter().map(|name| compile(home.join("cpp").join(name), false)).collect();
-        objects.push(compile(home.join("cpp/accesses.cpp"), true));
+        // As build.rs has it: all of the machine, of which one file is watched.
+        let files = std::fs::read_dir(home.join("cpp"))
+            .expect("the machine's folder")
+            .map(|file| file.expect("its files").path());
+        let mut objects: Vec<PathBuf> = files
+            .filter(|file| file.extension().is_some_and(|extension| extension == "cpp" || extension == "S"))
+            .map(|file| compile(file.clone(), file.ends_with("accesses.cpp")))
+            .collect();
         objects.push(compile(home.join("tests/planted/planted.cu"), true));
         objects.push(compile(home.join("tests/planted/main.cpp"), false));
         let program = folder.join("driver");

@@ -199,14 +199,9 @@ DEVICE uint4 as_bits(float4 v) {
 
 template <class T> constexpr DEVICE T divide_up(T count, T size) { return (count + size - 1) / size; }
 
-// Sum and maximum over a warp, the same bits in every lane: partners 16, 8, 4, 2, 1 apart.
+// Sum over a warp, the same bits in every lane: partners 16, 8, 4, 2, 1 apart.
 DEVICE float warp_sum(float value) {
     for (u32 apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(ALL_LANES, value, apart);
-    return value;
-}
-
-DEVICE float warp_max(float value) {
-    for (u32 apart = 16; apart > 0; apart /= 2) value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, apart));
     return value;
 }
 

@@ -144,7 +144,7 @@ pub fn survey(
         .slice_mut(&mut standings)
         .u64(tokens.map_or(0, |tokens| tokens.address()));
     // SAFETY: lengths are checked above; the arguments are the kernel's parameters.
-    unsafe { cut.launch(launcher, "sampling_survey", SCAN_THREADS, 256 + 16, args) }
+    unsafe { cut.launch(launcher, "sampling_survey", SCAN_THREADS, 256, args) }
 }
 
 /// Finds where the candidates of each row with top-k or top-p end; for [`draw`], from the workspace.
@@ -220,7 +220,7 @@ fn launch_draw(
         .u64(tokens)
         .u64(draws);
     // SAFETY: lengths are checked above and by the callers; the arguments are the kernel's parameters.
-    unsafe { cut.launch(launcher, "sampling_draw", SCAN_THREADS, 512 + 16, args) }
+    unsafe { cut.launch(launcher, "sampling_draw", SCAN_THREADS, 512, args) }
 }
 
 /// Lists this rank's best `capacity` tokens of each row with top-k or top-p; for [`merge`].
@@ -359,7 +359,7 @@ pub fn summarize(
         kernel: "sampling_summarize",
         grid: [slice.width.div_ceil(SUMMARY_CHUNK).max(1) as u32, requests as u32, 1],
         threads: SCAN_THREADS,
-        shared_bytes: 4 * SUMMARY_CHUNK as u32 + 256 + 16,
+        shared_bytes: 4 * SUMMARY_CHUNK as u32 + 256,
         args: Args::new()
             .slice_mut(&mut logits)
             .u32(slice.width as u32)

@@ -29,7 +29,7 @@ DEVICE Draw draw_chunk(const Logits& logits, u32 begin, u32 end, const Row& row,
 
 // With `tokens`, the row's token, whatever its kind. Without, for a slice of the vocabulary, the draws of rows without
 // top-k and top-p; of the others nothing is known yet.
-// dynamic shared memory: sampling_draw 528 bytes
+// dynamic shared memory: sampling_draw 512 bytes
 KERNEL(sampling_draw, 256, 4,
        (const float* logits, u32 width, u32 first, u32 chunk, const Row* rows, const u64* standings, u32 ranks,
         const u64* thresholds, u32* arrived, Draw* partials, u32* tokens, Draw* draws)) {
@@ -47,7 +47,7 @@ KERNEL(sampling_draw, 256, 4,
     Logits of_row = {logits + (u64)row * width, width, first};
     Draw drawn = draw_chunk(of_row, begin, end, request, best, threshold, scratch);
     if (threadIdx.x == 0) partials[(u64)row * gridDim.x + blockIdx.x] = drawn;
-    if (!is_last_of_row(arrived + row, shared_memory<u32>(512))) return;
+    if (!block_arrives_last(arrived + row, gridDim.x)) return;
     Draw own = partials[(u64)row * gridDim.x + min(threadIdx.x, gridDim.x - 1)];
     drawn = block_leader(own.value, own.token, scratch);
     if (threadIdx.x == 0 && tokens) tokens[row] = drawn.token;

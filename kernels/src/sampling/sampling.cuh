@@ -277,19 +277,6 @@ DEVICE u64 block_total(u64 value, u64* scratch) {
     return value;
 }
 
-// Whether this is the last of the row's blocks (along x) to come here: it sees what the others wrote. Leaves the
-// counter at zero for the next launch.
-DEVICE bool is_last_of_row(u32* arrived, u32* scratch) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        bool last = fetch_add_device(arrived, 1) + 1 == gridDim.x;
-        if (last) *arrived = 0;
-        *scratch = last;
-    }
-    __syncthreads();
-    return *scratch != 0;
-}
-
 // The best place of a row over all ranks' slices. `standings`: [ranks][rows].
 DEVICE u64 best_of_ranks(const u64* standings, u32 ranks, u32 rows, u32 row) {
     u64 best = 0;

@@ -91,7 +91,7 @@ KERNEL(sampling_select, 512, 2,
     RowSource source = {{logits + (u64)row * width, width, first}, request, floor_of(request, largest)};
     RowBins bins = {counts + row * BINS, masses + row * BINS};
     count_chunk(source, begin, end, largest, bins, at);
-    if (!is_last_of_row(arrived + row, &at.found->listed)) return;
+    if (!block_arrives_last(arrived + row, gridDim.x)) return;
     take_bins(bins, at);
     Amount total = total_of(at.bins, BINS, at);
     bool complete;
@@ -133,7 +133,7 @@ KERNEL(sampling_candidates, 512, 2,
     RowSource source = {{logits + (u64)row * width, width, first}, request, floor_of(request, largest)};
     RowBins bins = {counts + row * BINS, masses + row * BINS};
     count_chunk(source, begin, end, largest, bins, at);
-    if (!is_last_of_row(arrived + row, &at.found->listed)) return;
+    if (!block_arrives_last(arrived + row, gridDim.x)) return;
     take_bins(bins, at);
     Amount total = total_of(at.bins, BINS, at);
     u64 least = 0;

@@ -92,7 +92,7 @@ DEVICE void merge_lists(const u64* chunks, u32 count, u32 apart, u32 top, u64* o
     }
 }
 
-// dynamic shared memory: sampling_summarize 16656 bytes
+// dynamic shared memory: sampling_summarize 16640 bytes
 KERNEL(sampling_summarize, 256, 4,
        (float* logits, u32 width, u32 first, const Request* requests, const Row* rows, const Entry* entries,
         const float* before, u32 top_max, const u32* tokens, u64* partials, u32* arrived, u64* summaries)) {
@@ -109,7 +109,7 @@ KERNEL(sampling_summarize, 256, 4,
     __syncthreads();
     u64* chunks = partials + (u64)blockIdx.y * gridDim.x * apart;
     summarize_chunk({values, end - begin, first + begin}, top, chunks + blockIdx.x * apart, scratch);
-    if (!is_last_of_row(arrived + blockIdx.y, shared_memory<u32>(4 * CHUNK + 256))) return;
+    if (!block_arrives_last(arrived + blockIdx.y, gridDim.x)) return;
     u64 best = block_largest(threadIdx.x < gridDim.x ? chunks[threadIdx.x * apart] : 0, scratch);
     u64* summary = summaries + (u64)blockIdx.y * apart;
     merge_lists(chunks, gridDim.x, apart, top, summary + HEAD, scratch);

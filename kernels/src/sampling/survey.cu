@@ -44,7 +44,7 @@ DEVICE void change_chunk(float* logits, u32 begin, u32 end, u32 first, const Row
     __syncthreads();
 }
 
-// dynamic shared memory: sampling_survey 272 bytes
+// dynamic shared memory: sampling_survey 256 bytes
 KERNEL(sampling_survey, 256, 4,
        (float* logits, u32 width, u32 first, u32 chunk, const Row* rows, const Entry* entries, float* before,
         u64* partials, u32* arrived, u64* standings, u32* tokens)) {
@@ -60,7 +60,7 @@ KERNEL(sampling_survey, 256, 4,
     best = block_largest(best, scratch);
     u64* of_row = partials + (u64)row * gridDim.x;
     if (threadIdx.x == 0) of_row[blockIdx.x] = best;
-    if (!is_last_of_row(arrived + row, shared_memory<u32>(256))) return;
+    if (!block_arrives_last(arrived + row, gridDim.x)) return;
     best = threadIdx.x < gridDim.x ? of_row[threadIdx.x] : 0;
     best = block_largest(best, scratch);
     if (threadIdx.x != 0) return;

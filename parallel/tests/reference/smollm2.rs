@@ -18,23 +18,23 @@ use serde_json::Value;
 
 use crate::harness::{Differences, Setup, fixtures, floats, teacher_forced, top};
 
-struct Prompt {
-    name: String,
-    tokens: Vec<u32>,
-    greedy: Vec<u32>,
-    greedy_margins: Vec<f32>,
-    top_ids: Vec<Vec<u32>>,
-    margins: Vec<f32>,
-    probes: Vec<f32>,
-    tops: Vec<f32>,
-    last_row: Vec<f32>,
+pub(crate) struct Prompt {
+    pub(crate) name: String,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) greedy: Vec<u32>,
+    pub(crate) greedy_margins: Vec<f32>,
+    pub(crate) top_ids: Vec<Vec<u32>>,
+    pub(crate) margins: Vec<f32>,
+    pub(crate) probes: Vec<f32>,
+    pub(crate) tops: Vec<f32>,
+    pub(crate) last_row: Vec<f32>,
 }
 
-struct Reference {
-    vocabulary: usize,
-    probe_ids: Vec<u32>,
-    stride: usize,
-    prompts: Vec<Prompt>,
+pub(crate) struct Reference {
+    pub(crate) vocabulary: usize,
+    pub(crate) probe_ids: Vec<u32>,
+    pub(crate) stride: usize,
+    pub(crate) prompts: Vec<Prompt>,
 }
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -45,7 +45,7 @@ fn numbers(value: &Value) -> Vec<f32> {
     value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
 }
 
-fn reference() -> Reference {
+pub(crate) fn reference() -> Reference {
     let json = std::fs::read_to_string(fixtures().join("smollm2_logits.json")).unwrap();
     let json: Value = serde_json::from_str(&json).unwrap();
     let all = floats(fixtures().join("smollm2_logits.bin"));

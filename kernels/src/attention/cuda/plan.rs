@@ -25,8 +25,10 @@ pub enum Chunks {
 /// Chunks end on multiples of so many keys: whole tiles of every kernel.
 pub const CHUNK_UNIT: usize = 64;
 
-/// Blocks of a decode kernel that fit on a multiprocessor at once (see the occupancy in `decode.cu`).
-const BLOCKS_PER_MULTIPROCESSOR: usize = 3;
+/// Blocks of a decode kernel that fit on a multiprocessor at once, as its launch bounds in `decode.cu` promise.
+fn blocks_per_multiprocessor(pages: PageShape) -> usize {
+    if pages.padded_dim() > 128 { 2 } else { 3 }
+}
 
 /// Query heads that a decode block takes: the rows of one matrix tile.
 pub(super) const DECODE_ROWS: usize = 16;
@@ -88,7 +90,7 @@ impl Plan {
         let groups = group_bounds(shape);
         let largest_group = groups.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
         let row_tiles = largest_group.div_ceil(DECODE_ROWS);
-        let decode_chunk = decode_chunk(chunks, &decodes, pages.kv_heads() * row_tiles)?;
+        let decode_chunk = decode_chunk(chunks, pages, &decodes, pages.kv_heads() * row_tiles)?;
         let decode_chunks =
             decodes.iter().map(|span| span.context_len.div_ceil(decode_chunk)).max().unwrap_or(0);
         let prefill_chunk = match chunks {
@@ -209,7 +211,7 @@ pub fn workspace_floats_max(
     let whole = match chunks {
         Chunks::Fixed(chunk) => keys / chunk,
         Chunks::Fill { multiprocessors } => {
-            let wanted = multiprocessors as usize * BLOCKS_PER_MULTIPROCESSOR;
+            let wanted = multiprocessors as usize * blocks_per_multiprocessor(shape.pages);
             (wanted.checked_div(blocks).unwrap_or(0)).min(keys / CHUNK_UNIT)
         }
     };
@@ -236,7 +238,12 @@ fn group_bounds(shape: &AttentionShape) -> Vec<usize> {
 }
 
 /// Keys of a chunk. `blocks`: how many a sequence's chunk takes.
-fn decode_chunk(chunks: Chunks, decodes: &[&PagedSpan], blocks: usize) -> Result<usize, KernelError> {
+fn decode_chunk(
+    chunks: Chunks,
+    pages: PageShape,
+    decodes: &[&PagedSpan],
+    blocks: usize,
+) -> Result<usize, KernelError> {
     match chunks {
         Chunks::Fixed(chunk)
             if chunk.get().is_multiple_of(CHUNK_UNIT) && chunk.get() < (u32::MAX / 2) as usize =>
@@ -250,7 +257,7 @@ fn decode_chunk(chunks: Chunks, decodes: &[&PagedSpan], blocks: usize) -> Result
         Chunks::Fill { multiprocessors } => {
             // An equal share of all keys for each block that fits: a long sequence is cut more often than a short one.
             let keys: usize = decodes.iter().map(|span| span.context_len).sum();
-            let resident = (multiprocessors as usize * BLOCKS_PER_MULTIPROCESSOR).max(1);
+            let resident = (multiprocessors as usize * blocks_per_multiprocessor(pages)).max(1);
             let share = (keys * blocks).div_ceil(resident);
             Ok(share.next_multiple_of(CHUNK_UNIT).max(CHUNK_UNIT))
         }

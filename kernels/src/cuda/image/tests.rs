@@ -1,5 +1,10 @@
+use std::path::Path;
+
 use super::*;
-use crate::testing::Numbers;
+use crate::{
+    cuda::{arch::Arch, cubins::Cubins, sources::SOURCES, testing},
+    testing::Numbers,
+};
 
 const MIXED_12: &[u8] = include_bytes!("mixed_12_9_sm_80.cubin");
 const MIXED_13: &[u8] = include_bytes!("mixed_13_5_sm_100a.cubin");
@@ -75,4 +80,27 @@ fn damaged_cubins_never_panic() {
             let _ = kernels(&damaged);
         }
     }
+}
+
+/// The emulator knows a kernel's parameters from its C++ signature, the cubin from NVRTC's: a launch that one of them
+/// takes must be right for the other.
+#[test]
+fn emulator_and_cubins_agree_on_every_kernel_its_parameters_and_its_largest_block() {
+    let Some(mut settings) = testing::nvrtc_settings() else { return };
+    settings.cache = Some(Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/cubin-cache"));
+    let cubins = Cubins::new(settings);
+    let mut compiled: Vec<(String, Vec<u32>, u32)> = Vec::new();
+    for source in SOURCES {
+        let cubin = cubins.compiled(source, Arch::CHECKED[0]).unwrap();
+        compiled.extend(kernels(&cubin.bytes).unwrap().into_iter().map(|kernel| {
+            let bytes = kernel.parameters.iter().map(|parameter| parameter.bytes).collect();
+            (kernel.name, bytes, kernel.threads_max.expect("KERNEL declares it"))
+        }));
+    }
+    compiled.sort();
+    let emulated: Vec<(String, Vec<u32>, u32)> = consort_emulator::kernels()
+        .into_iter()
+        .map(|(name, bytes, threads)| (name.to_owned(), bytes.to_vec(), threads))
+        .collect();
+    assert_eq!(compiled, emulated);
 }
