@@ -147,7 +147,7 @@ fn compare(name: &str, widths: &[usize], ways: Ways, chunk: usize, settings: Set
 #[test]
 fn emulator_runs_the_tiny_llama_at_widths_1_and_3_like_transformers() {
     let late = Settings { order: Order::Shuffled, copies: Copies::Late, seed: 7 };
-    compare("tiny_llama", &[1, 2], FAST, 1000, Settings::PLAIN);
+    compare("tiny_llama", &[1, 2, 3], FAST, 1000, Settings::PLAIN);
     compare("tiny_llama_odd", &[1, 3], FAST, 1000, late);
     // Prefill in parts, sums over ranks in two shots.
     compare("tiny_llama_odd", &[3], Ways { exchange: Exchange::TwoShot, ..FAST }, 7, Settings::PLAIN);
