@@ -108,8 +108,13 @@ template <class T> inline const T* aligned(const void* pointer) {
 inline u32 load_4(const void* pointer) { return *aligned<u32>(pointer); }
 inline uint2 load_8(const void* pointer) { return *aligned<uint2>(pointer); }
 inline uint4 load_16(const void* pointer) { return *aligned<uint4>(pointer); }
-inline uint4 load_once(const void* pointer) { return *aligned<uint4>(pointer); }
-inline uint4 load_coherent(const void* pointer) { return *aligned<uint4>(pointer); }
+inline uint4 load_global(const void* pointer) {
+    if (emulator::in_shared_memory(pointer, 1))
+        emulator::fault("a load from global memory at %p, which is in shared memory", pointer);
+    return *aligned<uint4>(pointer);
+}
+inline uint4 load_once(const void* pointer) { return load_global(pointer); }
+inline uint4 load_coherent(const void* pointer) { return load_global(pointer); }
 inline void store_4(void* pointer, u32 value) { *const_cast<u32*>(aligned<u32>(pointer)) = value; }
 inline void store_8(void* pointer, uint2 value) { *const_cast<uint2*>(aligned<uint2>(pointer)) = value; }
 inline void store_16(void* pointer, uint4 value) { *const_cast<uint4*>(aligned<uint4>(pointer)) = value; }

@@ -241,6 +241,8 @@ const unsigned char* warp_collective(unsigned mask, Collective what, int line, c
     return meeting.result[generation % 2][0];
 }
 
+bool in_shared_memory(const void* pointer, std::size_t bytes) { return me().block->shared.holds(pointer, bytes); }
+
 void poll() { me().fiber.leave(false); }
 
 void progress() { machine->events++; }
@@ -250,6 +252,8 @@ void copy_async(void* destination, const void* source, bool valid) {
     if (misaligned(destination) || (valid && misaligned(source)))
         fault("a copy of 16 bytes from %p to %p is not aligned", source, destination);
     Lane& lane = me();
+    if (valid && lane.block->shared.holds(source, 1))
+        fault("an asynchronous copy from %p, which is in shared memory: it must come from global memory", source);
     if (!lane.block->shared.holds(destination, 16))
         fault("an asynchronous copy to %p, which is not in the block's %zu bytes of shared memory", destination,
               lane.block->shared.bytes());

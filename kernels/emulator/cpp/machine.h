@@ -43,6 +43,9 @@ constexpr unsigned LANE_BYTES = 64;
 // 32 places of LANE_BYTES, by lane.
 const unsigned char* warp_collective(unsigned mask, Collective what, int line, const void* value, unsigned bytes);
 
+// Whether `bytes` bytes at an address are in the block's dynamic shared memory.
+bool in_shared_memory(const void* pointer, std::size_t bytes);
+
 // Lets others run, because this thread polls memory.
 void poll();
 

@@ -28,6 +28,8 @@ void load_matrices(const Lanes& brought, int line, Lanes& result, bool transpose
         if (reinterpret_cast<std::uintptr_t>(row) % 16 != 0)
             fault("line %d: lane %u gives the row of a matrix at %p, which is not aligned to 16 bytes", line,
                   lane, row);
+        if (!in_shared_memory(row, 16))
+            fault("line %d: lane %u gives the row of a matrix at %p, which is not in shared memory", line, lane, row);
         access_matrix_row(rows[lane], row);
     }
     for (unsigned lane = 0; lane < 32; lane++) {

@@ -13,7 +13,9 @@
 //! | a race, an unordered flag | the race detector, `cargo xtask emulate --tsan` |
 //! | any access out of bounds | `cargo xtask emulate --asan` |
 //!
-//! Not emulated: caches, and the exact order and rounding of a tensor core's sums. Kernels may rely on neither.
+//! Not emulated: caches, the exact order and rounding of a tensor core's sums, the bits of approximations (`rsqrtf`,
+//! `exp2_approx`), and what a compiler fuses: here nothing is contracted that is not written as `fmaf`. Kernels whose
+//! bits must agree may rely on none of these.
 #![allow(unsafe_code)]
 
 mod memory;

@@ -12,6 +12,7 @@ pub use peers::{AREA_WORDS, BLOCKS_MAX, PEERS_MAX, POLLS_MAX, PeerAddresses, Pee
 use crate::{
     KernelError,
     cuda::{Args, DeviceSlice, DeviceSliceMut, Launch, Launcher, row_stride},
+    rms_norm::cuda::threads_for,
 };
 
 const THREADS: u32 = 256;
@@ -120,8 +121,8 @@ pub fn all_reduce_rms_norm(
         );
         return Err(KernelError::Unsupported { operation: OPERATION, reason });
     }
-    // Of the width alone, so that a row's result does not depend on its company.
-    let threads = (width.div_ceil(LANES).next_multiple_of(32) as u32).min(1024);
+    // As rms_norm has them, so that the bits do not depend on which of the two ways a step is large enough for.
+    let threads = threads_for(width);
     let launch = Launch {
         kernel: "all_reduce_rms_norm_bf16",
         grid: [peers.blocks().min(rows as u32), 1, 1],

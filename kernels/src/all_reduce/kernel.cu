@@ -270,7 +270,7 @@ DEVICE float add_row(const Peers& peers, u32 row, u32 width, float* __restrict__
         store(residual + at, value);
         store(held + column, value);
 #pragma unroll
-        for (u32 lane = 0; lane < COUNT; lane++) squares += value.x[lane] * value.x[lane];
+        for (u32 lane = 0; lane < COUNT; lane++) squares = plus_square(squares, value.x[lane]);
     }
     return squares;
 }

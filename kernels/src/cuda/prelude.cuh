@@ -205,6 +205,10 @@ DEVICE float warp_sum(float value) {
     return value;
 }
 
+// A term of a sum of squares. Fused by name, so that a compiler has no choice that would show in the bits: kernels that
+// add a row's squares in the same order have the same sum.
+DEVICE float plus_square(float sum, float x) { return fmaf(x, x, sum); }
+
 // Sum over a block of whole warps, the same bits in every thread. `scratch` is shared memory for 32 floats, free for
 // other use again after the next barrier.
 DEVICE float block_sum(float value, float* scratch) {

@@ -90,6 +90,11 @@ fn run(
     unsafe { launcher.launch(&launch) }
 }
 
+/// Threads that share a row, in whatever kernel normalises it: its sum of squares is theirs, in order.
+pub(crate) fn threads_for(width: usize) -> u32 {
+    kernel_for(width as u32).1
+}
+
 /// Kernel and threads of a block. They depend on the width alone, so that a row's sum does, too.
 fn kernel_for(width: u32) -> (&'static str, u32) {
     let threads = |units: u32| units.next_multiple_of(32).min(1024);

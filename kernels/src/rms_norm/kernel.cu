@@ -52,7 +52,10 @@ DEVICE float4 load_four(const float* from) { return as_floats(load_16(from)); }
 
 DEVICE float4 sum_of(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
-DEVICE float squares_of(float4 x) { return x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w; }
+// Column by column: `all_reduce_rms_norm` adds in this order, too.
+DEVICE float plus_squares(float sum, float4 x) {
+    return plus_square(plus_square(plus_square(plus_square(sum, x.x), x.y), x.z), x.w);
+}
 
 // Two rounded numbers, each the rounded product of a rounded normal and its weight.
 DEVICE u32 normalised(float x, float y, float scale, float weight_x, float weight_y) {
@@ -97,7 +100,7 @@ template <int VECTORS> DEVICE void norm_in_registers(const Row& row) {
     load_vectors(weight, row.width, [&](u32 column) { return load_four(row.weight + column); });
     float squares = 0;
 #pragma unroll
-    for (int v = 0; v < VECTORS; v++) squares += squares_of(x[v]);
+    for (int v = 0; v < VECTORS; v++) squares = plus_squares(squares, x[v]);
     float scale = scale_of(row, squares);
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
@@ -114,7 +117,7 @@ struct Four {
     static DEVICE float4 load(const float* from) { return load_four(from); }
     static DEVICE void store(float* to, float4 value) { store_16(to, as_bits(value)); }
     static DEVICE float4 add(float4 a, float4 b) { return sum_of(a, b); }
-    static DEVICE float squares(float4 x) { return squares_of(x); }
+    static DEVICE float plus(float sum, float4 x) { return plus_squares(sum, x); }
     static DEVICE void finish(bf16* to, float4 x, float scale, float4 weight) {
         store_normalised(to, x, scale, weight);
     }
@@ -126,7 +129,7 @@ struct One {
     static DEVICE float load(const float* from) { return *from; }
     static DEVICE void store(float* to, float value) { *to = value; }
     static DEVICE float add(float a, float b) { return a + b; }
-    static DEVICE float squares(float x) { return x * x; }
+    static DEVICE float plus(float sum, float x) { return plus_square(sum, x); }
     static DEVICE void finish(bf16* to, float x, float scale, float weight) {
         *to = to_bf16(to_float(to_bf16(x * scale)) * weight);
     }
@@ -146,7 +149,7 @@ template <class Unit> DEVICE void norm_twice_read(const Row& row) {
     for (u32 column = first; column < row.width; column += step) {
         typename Unit::Value x = load_sum<Unit>(row, column, adds);
         if (adds && !row.kept_as_is) Unit::store(row.residual + column, x);
-        squares += Unit::squares(x);
+        squares = Unit::plus(squares, x);
     }
     float scale = scale_of(row, squares);
     // What a thread wrote itself it may read without a barrier.

@@ -27,6 +27,7 @@ impl Emulated {
 
 /// The emulator's form of a launch.
 pub(crate) fn grid<'a>(launch: &Launch<'a>, rank: u32) -> Grid<'a> {
+    check_declared(launch);
     Grid {
         kernel: launch.kernel,
         grid: launch.grid,
@@ -40,7 +41,6 @@ pub(crate) fn grid<'a>(launch: &Launch<'a>, rank: u32) -> Grid<'a> {
 
 impl Launcher for Emulated {
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<(), KernelError> {
-        check_declared(launch);
         // SAFETY: the caller's promise.
         let outcome = unsafe { consort_emulator::launch(grid(launch, 0), self.settings) };
         // A fault is a bug in a kernel, or in how it was launched: a test ends here.

@@ -60,6 +60,21 @@ PLANTED(writes_beyond_shared_memory) {
 
 PLANTED(reads_misaligned) { out[threadIdx.x] = __uint_as_float(load_16(in + 1).x); }
 
+PLANTED(matrix_from_global_memory) {
+    u32 out_of[4];
+    load_matrices(out_of, in);
+    out[threadIdx.x] = __uint_as_float(out_of[0]);
+}
+
+PLANTED(copy_from_shared_memory) {
+    copy_async_16(shared_memory<float>(), shared_memory<float>() + 4);
+    copy_commit();
+    copy_wait<0>();
+    out[threadIdx.x] = in[threadIdx.x];
+}
+
+PLANTED(global_load_from_shared_memory) { out[threadIdx.x] = __uint_as_float(load_once(shared_memory<float>()).x); }
+
 PLANTED(divergent_barrier) {
     if (threadIdx.x < 64) {
         __syncthreads();

@@ -3,7 +3,10 @@ use consort_emulator::{Copies, Memory, Order, Settings, kernels};
 use super::{peers::RawPeers, *};
 use crate::{
     all_reduce::{all_gather_reference, all_reduce_reference},
-    rms_norm::rms_norm_reference,
+    rms_norm::{
+        cuda::{Norm, rms_norm},
+        rms_norm_reference,
+    },
     testing::{
         Numbers, assert_same_bits,
         emulated::{Stream, device_slice, device_slice_mut, run_together},
@@ -588,6 +591,38 @@ fn shapes_and_groups_that_do_not_fit_are_refused_before_any_launch() {
     assert!(refuse(0, &[address; PEERS_MAX + 1], 1), "too many");
     assert!(refuse(0, &[address, PeerAddresses { buffer: 8, ..address }], 1), "a buffer not aligned");
     assert!(refuse(0, &[address], 0), "no multiprocessors");
+}
+
+#[test]
+fn emulator_the_fused_kernel_has_the_bits_of_a_sum_and_a_norm() {
+    for (rows, width) in [(2, 96), (1, 101), (1, 2048), (2, 2052), (1, 4096), (1, 4100), (1, 16_384)] {
+        let mut group = Group::new(2, rows * width);
+        let (values, weights) = (numbers(5, 2, rows * width), Numbers(6).vec(width));
+        let (start, weight) = (Numbers(7).vec(rows * width), Memory::from_slice(&weights));
+        let padded = rows * row_stride(width);
+        let memory = || (Memory::from_slice(&start), Memory::<bf16>::poisoned(padded));
+        let mut fused = [memory(), memory()];
+        let mut apart = [memory(), memory()];
+        let mut sums = poisoned(2, rows * width);
+        group.fill(&values);
+        for (rank, (residual, out)) in fused.iter_mut().enumerate() {
+            let (residual, out) = (device_slice_mut(residual), device_slice_mut(out));
+            let (stream, peers) = (&group.streams[rank], group.peers(rank));
+            all_reduce_rms_norm(stream, &peers, residual, device_slice(&weight), 1e-5, out).unwrap();
+        }
+        launch_sum(&group, all_reduce_two_shot, &mut sums);
+        for (rank, (residual, out)) in apart.iter_mut().enumerate() {
+            let norm = Norm { weight: device_slice(&weight), eps: 1e-5 };
+            let (residual, out) = (device_slice_mut(residual), device_slice_mut(out));
+            rms_norm(&group.streams[rank], residual, Some(device_slice(&sums[rank])), norm, out).unwrap();
+        }
+        group.run(Settings::PLAIN);
+        for ((residual, out), (expected_residual, expected)) in fused.iter().zip(&apart) {
+            let context = format!("{rows} rows of {width}");
+            assert_same_bits(&residual.to_vec(), &expected_residual.to_vec(), &context);
+            assert!(out.to_vec() == expected.to_vec(), "{context}");
+        }
+    }
 }
 
 #[test]
