@@ -15,8 +15,11 @@ fn main() -> Result<(), Failure> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let (cpp, operations) = (home.join("cpp"), home.parent().ok_or("no parent folder")?.join("src"));
     let prelude = operations.join("cuda");
-    for watched in [&cpp, &operations] {
-        println!("cargo:rerun-if-changed={}", watched.display());
+    // A new text is listed in `sources.rs`, too; other Rust files are nothing to the emulator.
+    println!("cargo:rerun-if-changed={}", cpp.display());
+    println!("cargo:rerun-if-changed={}", prelude.join("sources.rs").display());
+    for text in texts(&operations, &["cu", "cuh"])? {
+        println!("cargo:rerun-if-changed={}", text.display());
     }
     println!("cargo:rerun-if-env-changed=CONSORT_SANITIZE");
     let sanitizer = env::var("CONSORT_SANITIZE").unwrap_or_default();
@@ -78,7 +81,7 @@ fn sources(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 fn write_units(operations: &Path, out: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut units = Vec::new();
     let mut anchors = String::new();
-    for text in kernel_texts(operations)? {
+    for text in texts(operations, &["cu"])? {
         let name: String = text
             .strip_prefix(operations)?
             .to_string_lossy()
@@ -106,14 +109,15 @@ fn write_units(operations: &Path, out: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(units)
 }
 
-fn kernel_texts(operations: &Path) -> Result<Vec<PathBuf>, Failure> {
+/// Files of these kinds in the operations' folders, in order.
+fn texts(operations: &Path, kinds: &[&str]) -> Result<Vec<PathBuf>, Failure> {
     let mut texts = Vec::new();
     for folder in fs::read_dir(operations)? {
         let folder = folder?.path();
         if folder.is_dir() {
             for file in fs::read_dir(folder)? {
                 let file = file?.path();
-                if file.extension().is_some_and(|extension| extension == "cu") {
+                if file.extension().is_some_and(|extension| kinds.iter().any(|kind| extension == *kind)) {
                     texts.push(file);
                 }
             }

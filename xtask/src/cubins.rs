@@ -84,7 +84,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
     };
     let cache = workspace.root().join("target/cubin-cache");
     let cubins = Cubins::new(Settings { library: Some(library), cache: Some(cache), ..Settings::default() });
-    let compiler = format!("NVRTC {}", cubins.compiler()?.version());
+    let compiler =
+        format!("NVRTC {}", cubins.compiler(*archs.first().context("no architecture")?)?.version());
 
     let (mut built, mut problems) = compile(&cubins, &archs);
     problems.extend(built.iter().flat_map(|built| built.verdict.problems.iter().cloned()));

@@ -221,10 +221,12 @@ inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 template <class T, class Change> inline T atomically(T* pointer, Change change) {
     T before, after;
-    emulator::progress();
+    // Others run first: a thread may wait for them by this alone.
+    emulator::poll();
     __atomic_load(pointer, &before, __ATOMIC_RELAXED);
     do after = change(before);
     while (!__atomic_compare_exchange(pointer, &before, &after, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    if (std::memcmp(&before, &after, sizeof before) != 0) emulator::progress();
     return before;
 }
 

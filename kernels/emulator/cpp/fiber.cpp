@@ -63,7 +63,7 @@ void Fiber::prepare(void (*entry)()) {
         void* memory = mmap(nullptr, STACK_BYTES + GUARD_BYTES, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED || mprotect(memory, GUARD_BYTES, PROT_NONE) != 0) {
-            std::perror("emulator: no memory for a thread's stack");
+            std::perror("emulator: no memory for a thread's stack (Linux: is vm.max_map_count reached?)");
             std::abort();
         }
         stack = static_cast<char*>(memory) + GUARD_BYTES;

@@ -8,7 +8,7 @@
 //! | a missing barrier | another [`Order`] of the threads: a result differs or is NaN, shared memory being poisoned |
 //! | a missing wait for an asynchronous copy | [`Copies::Late`]: the copy has not happened yet |
 //! | a buffer reused too early | [`Copies::Late`] and [`Order::FarWarp`] |
-//! | a divergent barrier or warp, a thread that leaves too early, a deadlock | every launch |
+//! | a divergent barrier or warp (calls of one helper look alike), an early leave, a deadlock | every launch |
 //! | an access out of bounds, a misaligned one | every launch (at the end of each [`Memory`] and of shared memory) |
 //! | a race, an unordered flag | the race detector, `cargo xtask emulate --tsan` |
 //! | any access out of bounds | `cargo xtask emulate --asan` |

@@ -221,6 +221,10 @@ fn emulator_finds_threads_that_leave_too_early() {
 #[test]
 fn emulator_finds_a_wait_without_end() {
     assert_always_faults("waits_for_ever", &["no thread can go on", "thread (11, 0, 0)", "polls memory"]);
+    assert_always_faults(
+        "waits_for_ever_by_exchange",
+        &["no thread can go on", "thread (12, 0, 0)", "polls memory"],
+    );
 }
 
 #[test]

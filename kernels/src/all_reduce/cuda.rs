@@ -11,7 +11,7 @@ pub use peers::{AREA_WORDS, BLOCKS_MAX, PEERS_MAX, POLLS_MAX, PeerAddresses, Pee
 
 use crate::{
     KernelError,
-    cuda::{Args, DeviceSlice, DeviceSliceMut, Launch, Launcher, row_stride},
+    cuda::{Args, DeviceSlice, DeviceSliceMut, Launch, Launcher, check_aligned, row_stride},
     rms_norm::cuda::threads_for,
 };
 
@@ -73,6 +73,7 @@ fn sum(
     mut out: DeviceSliceMut<'_, f32>,
 ) -> Result<(), KernelError> {
     check_capacity("all_reduce", peers, out.len())?;
+    check_aligned("all_reduce", "out", out.address())?;
     check_grid("all_reduce", launcher, peers)?;
     if out.is_empty() {
         return Ok(());
@@ -109,6 +110,11 @@ pub fn all_reduce_rms_norm(
     KernelError::check_len(OPERATION, "residual", residual.len(), rows * width)?;
     KernelError::check_len(OPERATION, "out", out.len(), rows * row_stride(width))?;
     check_capacity(OPERATION, peers, residual.len())?;
+    if width.is_multiple_of(LANES) {
+        check_aligned(OPERATION, "residual", residual.address())?;
+        check_aligned(OPERATION, "weight", weight.address())?;
+        check_aligned(OPERATION, "out", out.address())?;
+    }
     check_grid(OPERATION, launcher, peers)?;
     if rows == 0 {
         return Ok(());
@@ -165,6 +171,7 @@ pub fn all_gather_peers(
         return Ok(());
     }
     let starts = starts(widths);
+    check_aligned(OPERATION, "out", out.address())?;
     let in_fours = starts.iter().all(|&start| (start as usize).is_multiple_of(LANES));
     let packs = if in_fours { all / LANES } else { all };
     let launch = Launch {

@@ -140,7 +140,8 @@ template <u32 COUNT> struct Pack {
 };
 
 DEVICE Pack<4> unpack(uint4 bits) {
-    return {{__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)}};
+    float4 v = as_floats(bits);
+    return {{v.x, v.y, v.z, v.w}};
 }
 
 template <u32 COUNT> DEVICE Pack<COUNT> load(const float* from) {
@@ -159,8 +160,7 @@ template <u32 COUNT> DEVICE Pack<COUNT> load_from_peer(const float* from) {
 
 template <u32 COUNT> DEVICE void store(float* to, const Pack<COUNT>& pack) {
     if constexpr (COUNT == 4)
-        store_16(to, make_uint4(__float_as_uint(pack.x[0]), __float_as_uint(pack.x[1]), __float_as_uint(pack.x[2]),
-                                __float_as_uint(pack.x[3])));
+        store_16(to, as_bits(make_float4(pack.x[0], pack.x[1], pack.x[2], pack.x[3])));
     else
         *to = pack.x[0];
 }

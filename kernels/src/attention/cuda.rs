@@ -21,7 +21,7 @@ pub use plan::{CHUNK_UNIT, Chunks, Plan, workspace_floats_max};
 
 use crate::{
     KernelError,
-    cuda::{Args, DeviceSlice, DeviceSliceMut, Launch, Launcher, row_stride},
+    cuda::{Args, DeviceSlice, DeviceSliceMut, Launch, Launcher, check_aligned, row_stride},
     kv_append::PageShape,
 };
 
@@ -65,6 +65,7 @@ pub fn decode(
     check(inputs, out.len())?;
     let plan = inputs.plan;
     let needed = plan.workspace_floats();
+    check_aligned("attention", "workspace", workspace.address())?;
     KernelError::check_index("attention", "floats of workspace needed", needed, workspace.len() + 1)?;
     let chunks = chunks_seen(plan, inputs.shape);
     if plan.decodes == 0 || plan.row_tiles == 0 || chunks == 0 {
@@ -139,6 +140,14 @@ fn check(inputs: &Inputs<'_>, out: usize) -> Result<(), KernelError> {
     KernelError::check_len("attention", "queries", queries.len(), plan.rows * heads * padded)?;
     KernelError::check_len("attention", "out", out, plan.rows * row_stride(heads * plan.pages.head_dim()))?;
     KernelError::check_len("attention", "numbers of the plan", numbers.len(), plan.numbers().len())?;
+    let addresses = [
+        ("queries", queries.address()),
+        ("pages", pages.address()),
+        ("numbers of the plan", numbers.address()),
+    ];
+    for (argument, address) in addresses {
+        check_aligned("attention", argument, address)?;
+    }
     if let Some(sinks) = sinks {
         KernelError::check_len("attention", "sinks", sinks.len(), heads)?;
     }

@@ -2,7 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
-/// An architecture as NVRTC names it: `sm_80`, `sm_90a`. A cubin runs on devices of its architecture.
+/// An architecture as NVRTC names it: `sm_80`, `sm_90a`. A cubin runs on devices of its architecture and, unless that
+/// is one of the `a` kind, on later ones of the same major part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Arch {
     number: u16,
@@ -62,6 +63,12 @@ impl Arch {
         let number = number.ok_or_else(|| ArchError::Name(format!("{major}.{minor}")))?;
         // The data centre's Hopper and Blackwell have instructions that exist under their own name only.
         Ok(Arch { number, specific: matches!(major, 9 | 10) })
+    }
+
+    /// Whether devices of this architecture run cubins of `built`.
+    pub fn runs(self, built: Arch) -> bool {
+        let family = !built.specific && built.number / 10 == self.number / 10 && built.number <= self.number;
+        self == built || family
     }
 
     /// Compute capability times ten: 80, 90, 100.

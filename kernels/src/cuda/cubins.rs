@@ -4,7 +4,11 @@ mod cache;
 mod embedded;
 pub mod manifest;
 
-use std::{borrow::Cow, sync::OnceLock};
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use self::{
     cache::Cache,
@@ -40,12 +44,12 @@ pub enum Origin {
     Compiler,
 }
 
-/// Gives cubins. Holds the compiler once it was needed, and may be asked by several threads.
+/// Gives cubins. Holds each architecture's compiler once it was needed, and may be asked by several threads.
 #[derive(Debug)]
 pub struct Cubins {
     settings: Settings,
     cache: Option<Cache>,
-    compiler: OnceLock<Result<Nvrtc, NvrtcError>>,
+    compilers: Mutex<BTreeMap<Arch, Result<Arc<Nvrtc>, NvrtcError>>>,
 }
 
 impl Cubins {
@@ -55,7 +59,7 @@ impl Cubins {
         if cache.is_none() {
             tracing::debug!("no folder for compiled kernels: neither CONSORT_CACHE_DIR nor HOME is set");
         }
-        Cubins { settings, cache, compiler: OnceLock::new() }
+        Cubins { settings, cache, compilers: Mutex::default() }
     }
 
     /// The cubin of a text for an architecture.
@@ -68,7 +72,7 @@ impl Cubins {
 
     /// The same, whatever is built in: with the compiler's log.
     pub fn compiled(&self, source: &Source, arch: Arch) -> Result<Cubin, NvrtcError> {
-        let compiler = self.compiler()?;
+        let compiler = self.compiler(arch)?;
         let key = key(&compiler.identity(), source, arch);
         let cached = self.cache.as_ref().and_then(|cache| cache.get(&key));
         let (Compiled { cubin, log }, origin) = match cached {
@@ -87,9 +91,10 @@ impl Cubins {
         Ok(Cubin { bytes: Cow::Owned(cubin), log, origin })
     }
 
-    /// The compiler; looked for once.
-    pub fn compiler(&self) -> Result<&Nvrtc, NvrtcError> {
-        self.compiler.get_or_init(|| Nvrtc::open(&self.settings)).as_ref().map_err(Clone::clone)
+    /// The compiler for an architecture; looked for once.
+    pub fn compiler(&self, arch: Arch) -> Result<Arc<Nvrtc>, NvrtcError> {
+        let mut compilers = self.compilers.lock().unwrap_or_else(PoisonError::into_inner);
+        compilers.entry(arch).or_insert_with(|| Nvrtc::open(&self.settings, arch).map(Arc::new)).clone()
     }
 }
 
@@ -101,11 +106,15 @@ pub fn embedded_architectures() -> Vec<&'static str> {
     names
 }
 
-/// The built-in cubin of exactly this text for exactly this architecture.
+/// The built-in cubin of exactly this text for this architecture, or for an older one whose cubins it runs.
 fn embedded(table: &[Embedded], source: &Source, arch: Arch) -> Option<&'static [u8]> {
-    let arch = arch.to_string();
-    let found = table.iter().find(|embedded| embedded.source == source.name && embedded.arch == arch)?;
-    (found.digest == source.digest()).then_some(found.bytes)
+    let digest = source.digest();
+    let runs = |embedded: &&Embedded| {
+        let fits = embedded.arch.parse().is_ok_and(|built: Arch| arch.runs(built));
+        fits && embedded.source == source.name && embedded.digest == digest
+    };
+    let newest = |embedded: &&Embedded| embedded.arch.parse().map_or(0, Arch::number);
+    table.iter().filter(runs).max_by_key(newest).map(|embedded| embedded.bytes)
 }
 
 /// Name of a cached cubin: everything that it depends on. The text's name is part of its log.

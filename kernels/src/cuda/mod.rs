@@ -32,7 +32,8 @@ pub struct Launch<'a> {
     pub grid: [u32; 3],
     /// Threads of a block, along x.
     pub threads: u32,
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory of a block. Beyond 48 KiB a device wants to be told before the kernel's first launch
+    /// (`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`); what a text declares is the most that is asked for.
     pub shared_bytes: u32,
     /// Parameters, in order.
     pub args: Args,
@@ -50,6 +51,19 @@ pub trait Launcher {
 
     /// Multiprocessors of the device: how many blocks it takes to keep all of it busy.
     fn multiprocessors(&self) -> u32;
+}
+
+/// Refuses an address that 16-byte accesses would not take: on a device they end its context.
+pub(crate) fn check_aligned(
+    operation: &'static str,
+    argument: &str,
+    address: u64,
+) -> Result<(), KernelError> {
+    if address.is_multiple_of(16) {
+        return Ok(());
+    }
+    let reason = format!("{argument} at {address:#x} does not start on 16 bytes");
+    Err(KernelError::Unsupported { operation, reason })
 }
 
 /// Elements from one row of a BF16 matrix to the next, where rows have `width` elements: a row starts on 16 bytes. What

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use super::{nvrtc::Nvrtc, settings::Settings};
+use super::{arch::Arch, nvrtc::Nvrtc, settings::Settings};
 use crate::testing::Folder;
 
 /// The real compiler, if this machine has it: what `cargo xtask cubins` installed, else the first one found. Says so
@@ -18,7 +18,7 @@ pub(super) fn nvrtc_settings() -> Option<Settings> {
         settings.environments.insert(0, installed);
     }
     settings.cache = None;
-    match Nvrtc::open(&settings) {
+    match Nvrtc::open(&settings, Arch::CHECKED[2]) {
         Ok(_) => Some(settings),
         Err(error) => {
             println!("skipped, since there is no NVRTC here; `cargo xtask cubins` installs it. {error}");

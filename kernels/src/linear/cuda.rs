@@ -19,7 +19,7 @@ use half::bf16;
 
 use crate::{
     KernelError,
-    cuda::{Args, DeviceSlice, DeviceSliceMut, Launch, Launcher, row_stride},
+    cuda::{Args, DeviceSlice, DeviceSliceMut, Launch, Launcher, check_aligned, row_stride},
 };
 use plan::Plan;
 
@@ -121,7 +121,7 @@ pub fn linear(
     for (argument, address) in
         [("x", x.address()), ("weight", values.address()), ("partials", workspace.partials.address())]
     {
-        check_aligned(argument, address)?;
+        check_aligned("linear", argument, address)?;
     }
     let (blocks, launches) = if plan.at_once { (plan.splits, 1) } else { (1, plan.splits) };
     for first_split in 0..launches {
@@ -176,13 +176,6 @@ fn check_workspace(workspace: &Workspace<'_>, needed: WorkspaceLen) -> Result<()
 }
 
 /// Kernels load and store 16 bytes at once.
-fn check_aligned(argument: &str, address: u64) -> Result<(), KernelError> {
-    if address.is_multiple_of(16) {
-        return Ok(());
-    }
-    unsupported(format!("{argument} at {address:#x} does not start on 16 bytes"))
-}
-
 fn grid_width(tiles: usize) -> Result<u32, KernelError> {
     match i32::try_from(tiles) {
         Ok(width) => Ok(width.unsigned_abs()),

@@ -3,8 +3,8 @@
 // Bound by memory: a weight is read once, 2 bytes for at most 16 operations. So the design serves one aim, to keep
 // enough bytes under way. A card of 132 multiprocessors and 4.8 TB/s with some 700 ns from request to data needs 26 KB
 // of them on each multiprocessor; here a thread has eight independent loads of 16 bytes under way, three blocks of 256
-// threads 96 KB. Designed for 90 % of the memory's rate once a matrix is tens of megabytes; a matrix of a few megabytes
-// ends before the first loads are paid off.
+// threads 96 KB, and the two that share a multiprocessor where k is split 64 KB. Designed for 90 % of the memory's rate
+// once a matrix is tens of megabytes; a matrix of a few megabytes ends before the first loads are paid off.
 //
 // Mapping: a block computes 16 outputs; blocks along y split k; the warps of a block take steps of 128 k in turn. The
 // 16 weight rows are the A operand of the tensor core's 16 x 8 x 16 multiplication, the rows of x its 8 columns: no

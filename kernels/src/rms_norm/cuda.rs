@@ -8,7 +8,7 @@ use half::bf16;
 
 use crate::{
     KernelError,
-    cuda::{Args, DeviceSlice, DeviceSliceMut, Launch, Launcher, kernel_size, row_stride},
+    cuda::{Args, DeviceSlice, DeviceSliceMut, Launch, Launcher, check_aligned, kernel_size, row_stride},
 };
 
 /// A norm's weights.
@@ -32,7 +32,7 @@ pub fn rms_norm(
     let rows = residual.len().checked_div(width).unwrap_or(0);
     KernelError::check_len("rms_norm", "out", out.len(), rows * row_stride(width))?;
     let pointers = Args::new().slice_mut(&mut residual).optional(delta).optional::<u32>(None);
-    run(launcher, pointers, residual.len(), delta, norm, out)
+    run(launcher, residual.address(), pointers, residual.len(), delta, norm, out)
 }
 
 /// Normalises `residual + delta` of chosen rows and changes neither: row `i` of `out` comes from row `rows_of[i]`, and
@@ -48,12 +48,13 @@ pub fn rms_norm_of_rows(
     let stride = row_stride(norm.weight.len());
     KernelError::check_len("rms_norm", "out", out.len(), rows_of.len() * stride)?;
     let pointers = Args::new().slice(residual).optional(delta).slice(rows_of);
-    run(launcher, pointers, residual.len(), delta, norm, out)
+    run(launcher, residual.address(), pointers, residual.len(), delta, norm, out)
 }
 
-/// `pointers` are the first three parameters; `residual` holds `len` elements, `out` whole rows.
+/// `pointers` are the first three parameters; `residual` is an address, of `len` elements; `out` holds whole rows.
 fn run(
     launcher: &dyn Launcher,
+    residual: u64,
     pointers: Args,
     len: usize,
     delta: Option<DeviceSlice<'_, f32>>,
@@ -72,6 +73,12 @@ fn run(
         return Ok(());
     }
     let (kernel, threads) = kernel_for(columns);
+    if width.is_multiple_of(4) {
+        check_aligned("rms_norm", "weight", norm.weight.address())?;
+        check_aligned("rms_norm", "out", out.address())?;
+        delta.map_or(Ok(()), |delta| check_aligned("rms_norm", "delta", delta.address()))?;
+        check_aligned("rms_norm", "residual", residual)?;
+    }
     let launch = Launch {
         kernel,
         grid: [rows, 1, 1],

@@ -30,6 +30,8 @@ enum NarrowLoads {
 
 /// Memory-bound kernels: 16 bytes a load, into registers or straight into shared memory.
 const WIDE: &[&str] = &["LDG.128", "LDGSTS.128"];
+/// Another device's memory: 16 bytes a load, and never out of a cache that does not hear of that device's stores.
+const FROM_PEERS: &[&str] = &["LDG.128.STRONG.SYS"];
 /// Matrix kernels: BF16 tensor cores with sums in float, fed by `ldmatrix`.
 const MATRIX: &[&[&str]] = &[&["HMMA.16816.F32.BF16"], &["LDSM"], WIDE];
 
@@ -44,7 +46,12 @@ const WIDE_LOADS: &[&str] = &["LDG.128", "LDG.256", "LDG.ENL2"];
 
 /// The table.
 pub(super) const RULES: &[Rule] = &[
-    memory_bound("all_reduce/kernel.cu", "all_reduce_*", NarrowLoads::Allowed),
+    Rule {
+        text: "all_reduce/kernel.cu",
+        kernels: "all_*",
+        must: &[FROM_PEERS],
+        narrow_loads: NarrowLoads::Allowed,
+    },
     matrix("attention/decode.cu", "attention_decode_*"),
     matrix("attention/prefill.cu", "attention_prefill_*"),
     memory_bound("embedding/kernel.cu", "embedding_bf16", NarrowLoads::Allowed),

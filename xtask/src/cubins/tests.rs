@@ -8,7 +8,7 @@ pub(super) fn compiler() -> Option<Cubins> {
         settings.environments.insert(0, workspace.root().join("target/venv-cubins"));
     }
     let cubins = Cubins::new(settings);
-    match cubins.compiler() {
+    match cubins.compiler(Arch::CHECKED[2]) {
         Ok(_) => Some(cubins),
         Err(error) => {
             println!("skipped, since there is no NVRTC here; `cargo xtask cubins` installs it. {error}");

@@ -116,6 +116,13 @@ PLANTED(waits_for_ever) {
         while (load_acquire_system(flag) == 0) spin_pause();
 }
 
+PLANTED(waits_for_ever_by_exchange) {
+    out[threadIdx.x] = in[COUNT - 1 - threadIdx.x];
+    if (threadIdx.x == 12)
+        while (atomicCAS(flag, 1u, 2u) != 1) {
+        }
+}
+
 // Block 0 reverses and raises the flag; block 1 waits for it and copies what it finds.
 template <bool ORDERED> DEVICE void hand_over(const float* in, float* out, u32* flag) {
     float* handed = out + COUNT;

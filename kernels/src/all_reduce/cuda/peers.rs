@@ -83,6 +83,9 @@ impl Peers {
         if let Some(at) = peers.iter().position(|peer| peer.buffer % 16 != 0 || peer.area % 4 != 0) {
             return refused(format!("the buffer or area of rank {at} is not aligned, to 16 and 4 bytes"));
         }
+        if abort == 0 || !abort.is_multiple_of(4) {
+            return refused(format!("an abort word at {abort:#x}, where no u32 can be"));
+        }
         if capacity > u32::MAX as usize {
             return refused(format!("buffers of {capacity} elements, more than {}", u32::MAX));
         }
@@ -158,7 +161,10 @@ pub enum Why {
     PeerLate,
 }
 
-/// How a rank stopped. Until the areas of all ranks are zeroed, its later launches leave at once.
+/// How a rank stopped. Until the areas of all ranks are zeroed, its later launches leave at once. They are zeroed while
+/// no rank has a launch under way or enqueued: one that writes its number into a zeroed area would count as arrived for
+/// as many barriers. What the group computed counts only if none of its ranks has stopped: a rank that has not may have
+/// read what a stopped one no longer kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped {
     /// The reason.

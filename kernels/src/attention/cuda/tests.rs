@@ -298,6 +298,9 @@ fn emulator_small_prefills_match_the_reference_in_every_way() {
         case(&[3], 72, &[(65, 5)]).sinks(),
         case(&[2], 128, &[(70, 3)]).window(7),
         case(&[3], 256, &[(40, 15)]),
+        // More than one chunk of 64, and a part of a tile of keys in the last.
+        case(&[2], 64, &[(130, 4)]),
+        case(&[1], 256, &[(66, 2)]).sinks(),
     ] {
         for chunks in [FILL, fixed(64)] {
             assert_near_the_reference(&case, chunks, Emulated::every_way());

@@ -5,8 +5,9 @@
 //! [`ENTRIES_MAX`] files the oldest go. A cache that cannot be written costs time, never a result.
 
 use std::{
-    fs::{self, File},
-    io::{self, Write as _},
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     process,
     time::SystemTime,
@@ -129,10 +130,15 @@ fn encode(compiled: &Compiled) -> Vec<u8> {
 }
 
 fn read(path: &Path) -> io::Result<Compiled> {
-    if fs::metadata(path)?.len() > FILE_BYTES_MAX {
-        return Err(io::Error::other("too large"));
+    // Whatever else has the name, a pipe say, would be waited for.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.len() > FILE_BYTES_MAX {
+        return Err(io::Error::other("not a file, or too large"));
     }
-    decode(&fs::read(path)?).ok_or_else(|| io::Error::other("damaged"))
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+    decode(&bytes).ok_or_else(|| io::Error::other("damaged"))
 }
 
 /// The content of a file, if it is whole.

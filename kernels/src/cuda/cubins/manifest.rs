@@ -203,6 +203,9 @@ impl Manifest {
     pub fn check(&self, folder: &Path, present: &[(String, String)]) -> Result<(), ManifestError> {
         let stale = |what: String| Err(ManifestError::Stale { what });
         let place = folder.display();
+        if self.entries.is_empty() && !present.is_empty() {
+            return stale(format!("the manifest in {place} names no cubin"));
+        }
         for (name, digest) in present {
             match self.texts.iter().find(|(listed, _)| listed == name) {
                 None => return stale(format!("{place} holds no cubins of {name}")),

@@ -22,6 +22,21 @@ fn a_built_in_cubin_serves_its_own_text_and_architecture_only() {
 }
 
 #[test]
+fn a_device_runs_the_newest_built_in_cubin_of_its_family() {
+    let digest: &'static str = SOURCE.digest().leak();
+    let built = |arch, bytes| Embedded { source: "op/kernel.cu", arch, digest, bytes };
+    let table =
+        [built("sm_80", b"80"), built("sm_86", b"86"), built("sm_100a", b"100a"), built("sm_120", b"120")];
+    let of_device = |major, minor| embedded(&table, &SOURCE, Arch::of_device(major, minor).unwrap());
+    assert_eq!(of_device(8, 0), Some(&b"80"[..]));
+    assert_eq!(of_device(8, 6), Some(&b"86"[..]));
+    assert_eq!(of_device(8, 9), Some(&b"86"[..]));
+    assert_eq!(of_device(12, 1), Some(&b"120"[..]));
+    assert_eq!(of_device(10, 3), None, "one of the accelerated architectures runs on no other device");
+    assert_eq!(of_device(9, 0), None);
+}
+
+#[test]
 fn everything_that_a_cubin_depends_on_is_in_its_key() {
     let other_text = Source { text: "edited", ..SOURCE };
     const HEADER: Header = Header { name: "op/op.cuh", text: "constexpr int ONE = 1;" };

@@ -60,13 +60,13 @@ pub struct Compiled {
 pub enum NvrtcError {
     /// No library that can be used.
     #[error(
-        "no usable NVRTC, CUDA's run-time compiler ({}.{} or newer). Looked at:\n{looked}\nInstall it \
+        "no usable NVRTC, CUDA's run-time compiler ({}.{} or newer). Looked at:{looked}\nInstall it \
          (`pip install nvidia-cuda-nvrtc-cu12` into the active Python environment, or a CUDA toolkit), or let \
          CONSORT_CUDA_LIB_PATH name the library or its folder",
         VERSION_MIN.0, VERSION_MIN.1
     )]
     NotFound {
-        /// One line for each place, with what was wrong there.
+        /// One line for each place, each after a line's end, with what was wrong there.
         looked: String,
     },
     /// This NVRTC is too old for a device, or too new.
@@ -108,7 +108,7 @@ pub enum NvrtcError {
     Call {
         /// The function.
         function: &'static str,
-        /// The text.
+        /// The text, or the architecture asked about.
         name: String,
         /// NVRTC's word for it.
         reason: String,
@@ -116,48 +116,57 @@ pub enum NvrtcError {
 }
 
 impl Nvrtc {
-    /// The first usable one: `CONSORT_CUDA_LIB_PATH` alone if that is set, else on the loader's path, in the toolkits'
-    /// usual folders and in those of the Python wheels.
-    pub fn open(settings: &Settings) -> Result<Nvrtc, NvrtcError> {
-        let mut looked = Vec::new();
+    /// The first usable one that compiles for `arch`: `CONSORT_CUDA_LIB_PATH` alone if that is set, else on the
+    /// loader's path, in the toolkits' usual folders and in those of the Python wheels. One too old for a device hides
+    /// no newer one; only if none is new enough, the first is named.
+    pub fn open(settings: &Settings, arch: Arch) -> Result<Nvrtc, NvrtcError> {
+        let mut looked = String::new();
+        let mut unsuited = None;
         for place in search::places(settings, Path::new("/")) {
-            match Nvrtc::open_at(&place) {
-                Ok(nvrtc) => return Ok(nvrtc),
-                Err(reasons) => looked.extend(reasons.into_iter().map(|reason| format!("  {reason}"))),
+            for opened in Nvrtc::open_at(&place) {
+                match opened.map(|nvrtc| nvrtc.require(arch).map(|()| nvrtc)) {
+                    Ok(Ok(nvrtc)) => return Ok(nvrtc),
+                    Ok(Err(error)) => unsuited = unsuited.or(Some(error)),
+                    Err(reason) => looked += &format!("\n  {reason}"),
+                }
             }
         }
-        Err(NvrtcError::NotFound { looked: looked.join("\n") })
+        Err(unsuited.unwrap_or(NvrtcError::NotFound { looked }))
     }
 
-    /// The first usable one of a place, or what is wrong with each.
-    fn open_at(place: &Place) -> Result<Nvrtc, Vec<String>> {
-        let (files, by_name) = match place {
-            Place::Loader => (search::NAMES.map(PathBuf::from).to_vec(), true),
-            Place::File(file) => (vec![file.clone()], false),
+    /// Those of a place, one after the other, or what is wrong with each.
+    fn open_at(place: &Place) -> Box<dyn Iterator<Item = Result<Nvrtc, String>> + '_> {
+        match place {
+            Place::Loader => Box::new(search::NAMES.iter().map(|name| {
+                Nvrtc::load(PathBuf::from(name)).map_err(|error| match error {
+                    LoadError::Refused(reason) => format!("the loader's path: {reason}"),
+                    error => format!("{name}: {}", shown(&error)),
+                })
+            })),
+            Place::File(file) => Box::new(std::iter::once(Nvrtc::load_file(file))),
             Place::Folder(folder) => {
-                let files = search::NAMES.iter().map(|name| folder.join(name)).filter(|file| file.exists());
-                (files.collect(), false)
-            }
-        };
-        if let (Place::Folder(folder), []) = (place, files.as_slice()) {
-            return Err(vec![format!("{}: no {}", folder.display(), search::NAMES.join(", no "))]);
-        }
-        let mut reasons = Vec::new();
-        for file in files {
-            // A relative path without a slash would be looked for on the loader's path.
-            let file = if by_name { file } else { std::path::absolute(&file).unwrap_or(file) };
-            match Library::open(file.as_os_str(), VERSION_MIN) {
-                Ok((library, (major, minor))) => {
-                    let file = library.path().map_or(file, Path::to_path_buf);
-                    return Ok(Nvrtc { library, version: Version { major, minor }, file });
+                let files = search::NAMES.iter().map(|name| folder.join(name));
+                let files: Vec<PathBuf> = files.filter(|file| file.exists()).collect();
+                if files.is_empty() {
+                    let nothing = format!("{}: no {}", folder.display(), search::NAMES.join(", no "));
+                    return Box::new(std::iter::once(Err(nothing)));
                 }
-                Err(LoadError::Refused(reason)) if by_name => {
-                    reasons.push(format!("the loader's path: {reason}"))
-                }
-                Err(error) => reasons.push(format!("{}: {}", file.display(), shown(&error))),
+                Box::new(files.into_iter().map(|file| Nvrtc::load_file(&file)))
             }
         }
-        Err(reasons)
+    }
+
+    fn load_file(file: &Path) -> Result<Nvrtc, String> {
+        // A relative path without a slash would be looked for on the loader's path.
+        let file = std::path::absolute(file).unwrap_or_else(|_| file.to_path_buf());
+        Nvrtc::load(file.clone()).map_err(|error| format!("{}: {}", file.display(), shown(&error)))
+    }
+
+    /// `file` is an absolute path, or a name for the loader to find.
+    fn load(file: PathBuf) -> Result<Nvrtc, LoadError> {
+        let (library, (major, minor)) = Library::open(file.as_os_str(), VERSION_MIN)?;
+        let file = library.path().map_or(file, Path::to_path_buf);
+        Ok(Nvrtc { library, version: Version { major, minor }, file })
     }
 
     /// Its version.
@@ -180,7 +189,7 @@ impl Nvrtc {
     pub fn compile(&self, source: &Source, arch: Arch) -> Result<Compiled, NvrtcError> {
         let name = || source.name.to_owned();
         let failed = |CallError { function, reason }| NvrtcError::Call { function, name: name(), reason };
-        self.require(arch, &self.library.architectures().map_err(failed)?)?;
+        self.require(arch)?;
         let c_string = |text: &str| CString::new(text).map_err(|_| NvrtcError::Nul { name: name() });
         let (file, text) = (c_string(source.name)?, c_string(source.text)?);
         let headers = std::iter::once((PRELUDE_NAME, PRELUDE))
@@ -200,7 +209,10 @@ impl Nvrtc {
         }
     }
 
-    fn require(&self, arch: Arch, known: &[i32]) -> Result<(), NvrtcError> {
+    fn require(&self, arch: Arch) -> Result<(), NvrtcError> {
+        let known = self.library.architectures().map_err(|CallError { function, reason }| {
+            NvrtcError::Call { function, name: arch.to_string(), reason }
+        })?;
         if known.iter().any(|&number| u32::try_from(number) == Ok(arch.number())) {
             return Ok(());
         }

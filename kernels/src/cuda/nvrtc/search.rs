@@ -28,7 +28,7 @@ const SYSTEM_FOLDERS: [&str; 3] = ["usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-
 /// Folders below `site-packages`: the wheels of CUDA 12 and of CUDA 13.
 const WHEEL_FOLDERS: [&str; 2] = ["nvidia/cuda_nvrtc/lib", "nvidia/cu13/lib"];
 
-/// Entries of one folder that are looked at: no folder of toolkits or Pythons has as many.
+/// Folders of wanted names that are taken from one folder: no machine has as many toolkits or Pythons.
 const ENTRIES_MAX: usize = 1024;
 
 /// A place to look at.
@@ -97,7 +97,6 @@ fn packages_of(prefix: &Path) -> Vec<PathBuf> {
 fn children(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut found: Vec<(Vec<u32>, PathBuf)> = entries
-        .take(ENTRIES_MAX)
         .filter_map(|entry| {
             let entry = entry.ok()?;
             let name = entry.file_name().into_string().ok().filter(|name| wanted(name))?;
@@ -107,6 +106,7 @@ fn children(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
             let version = if version.is_empty() { vec![u32::MAX] } else { version };
             Some((version, entry.path()))
         })
+        .take(ENTRIES_MAX)
         .collect();
     found.sort_by(|(a, left), (b, right)| b.cmp(a).then_with(|| left.cmp(right)));
     found.into_iter().map(|(_, path)| path).collect()

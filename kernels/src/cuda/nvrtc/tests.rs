@@ -13,7 +13,7 @@ fn at(library: PathBuf) -> Settings {
 }
 
 fn refusal(library: PathBuf) -> String {
-    Nvrtc::open(&at(library)).expect_err("no usable library").to_string()
+    Nvrtc::open(&at(library), SM_80).expect_err("no usable library").to_string()
 }
 
 #[test]
@@ -87,7 +87,7 @@ int nvrtcGetCUBIN(void *p, char *cubin) { return 0; }
 #[test]
 fn a_failure_that_is_not_the_text_s_names_the_function_and_its_reason() {
     let folder = Folder::new("nvrtc-impostor");
-    let nvrtc = Nvrtc::open(&at(testing::shared_library(&folder, IMPOSTOR))).unwrap();
+    let nvrtc = Nvrtc::open(&at(testing::shared_library(&folder, IMPOSTOR)), SM_80).unwrap();
     assert_eq!(nvrtc.version(), Version { major: 12, minor: 3 });
     let error = nvrtc
         .compile(&Source { name: "op/kernel.cu", text: "", headers: &[] }, SM_80)
@@ -107,13 +107,36 @@ fn a_failure_that_is_not_the_text_s_names_the_function_and_its_reason() {
 #[test]
 fn an_architecture_that_this_version_does_not_know_is_named_with_those_it_knows() {
     let folder = Folder::new("nvrtc-architectures");
-    let nvrtc = Nvrtc::open(&at(testing::shared_library(&folder, IMPOSTOR))).unwrap();
+    let nvrtc = Nvrtc::open(&at(testing::shared_library(&folder, IMPOSTOR)), SM_80).unwrap();
     let error = nvrtc
         .compile(&Source { name: "op/kernel.cu", text: "", headers: &[] }, Arch::CHECKED[2])
         .expect_err("sm_100a");
     let text = error.to_string();
     assert!(text.starts_with("NVRTC 12.3 at ") && text.contains("libnvrtc.so.12"), "{text}");
     assert!(text.contains("does not compile for sm_100a, only for sm_80, sm_90"), "{text}");
+}
+
+#[test]
+fn a_library_too_old_for_the_device_hides_no_newer_one() {
+    let newer = IMPOSTOR.replace("*minor = 3", "*minor = 9").replace("archs[1] = 90", "archs[1] = 100");
+    let (old, new) = (Folder::new("nvrtc-hiding"), Folder::new("nvrtc-hidden"));
+    let toolkit = |folder: &Folder, text: &str| {
+        let file = testing::shared_library(folder, text);
+        let lib64 = folder.path().join("lib64");
+        fs::create_dir(&lib64).unwrap();
+        fs::rename(file, lib64.join("libnvrtc.so.12")).unwrap();
+        folder.path().to_path_buf()
+    };
+    let toolkits = vec![toolkit(&old, IMPOSTOR), toolkit(&new, &newer)];
+    // An NVRTC on the loader's path would come before both.
+    let settings = Settings { toolkits, ..Settings::default() };
+    let found = |arch| Nvrtc::open(&settings, arch).map(|nvrtc| nvrtc.file().to_path_buf());
+    if Nvrtc::open(&Settings::default(), SM_80).is_err() {
+        assert!(found(SM_80).unwrap().starts_with(old.path()));
+        assert!(found(Arch::CHECKED[2]).unwrap().starts_with(new.path()));
+        let text = found("sm_121".parse().unwrap()).expect_err("nobody knows it").to_string();
+        assert!(text.starts_with("NVRTC 12.3 at "), "the first is named: {text}");
+    }
 }
 
 const TEXT: &str = r#"#include "prelude.cuh"
@@ -134,7 +157,7 @@ KERNEL(spills, 1024, 2, (const float* in, float* out)) {
 #[test]
 fn the_real_compiler_makes_cubins_whose_log_and_image_agree() {
     let Some(settings) = testing::nvrtc_settings() else { return };
-    let nvrtc = Nvrtc::open(&settings).unwrap();
+    let nvrtc = Nvrtc::open(&settings, SM_80).unwrap();
     for arch in Arch::CHECKED {
         let compiled =
             nvrtc.compile(&Source { name: "op/kernel.cu", text: TEXT, headers: &[] }, arch).unwrap();
@@ -163,7 +186,7 @@ fn the_real_compiler_makes_cubins_whose_log_and_image_agree() {
 #[test]
 fn the_real_compiler_shows_file_and_line_of_a_mistake() {
     let Some(settings) = testing::nvrtc_settings() else { return };
-    let nvrtc = Nvrtc::open(&settings).unwrap();
+    let nvrtc = Nvrtc::open(&settings, SM_80).unwrap();
     let text = "#include \"prelude.cuh\"\nKERNEL(wrong, 32, 1, (int* p)) { p[0] = no_such_name; }\n";
     let error = nvrtc
         .compile(&Source { name: "op/kernel.cu", text, headers: &[] }, SM_80)

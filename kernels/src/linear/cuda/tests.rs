@@ -187,7 +187,7 @@ fn emulator_gemv_adds_every_product_once_in_every_way() {
 }
 
 /// (rows, outputs, inputs) of each GEMM class: small ones, for all ways.
-const GEMM_SHAPES: [(usize, usize, usize); 8] = [
+const GEMM_SHAPES: [(usize, usize, usize); 10] = [
     (9, 1, 1),
     (16, 65, 72),
     (13, 3, 520),
@@ -196,6 +196,9 @@ const GEMM_SHAPES: [(usize, usize, usize); 8] = [
     (27, 8, 513),
     (33, 5, 200),
     (65, 9, 8),
+    // Stages are taken again, and a sum is split, where tiles are large.
+    (65, 9, 330),
+    (33, 5, 520),
 ];
 
 #[test]

@@ -187,3 +187,18 @@ fn lengths_that_do_not_agree_are_refused_before_a_launch() {
     let (x, y) = (device_slice_mut(&mut residual), device_slice_mut(&mut dense));
     assert!(rms_norm(&device, x, None, norm, y).is_err(), "rows are a stride apart");
 }
+
+#[test]
+fn rows_that_do_not_start_on_16_bytes_are_refused_before_a_device_would_fault() {
+    let device = Emulated::every_way().next().unwrap();
+    let (mut residual, weight) = (Memory::<f32>::poisoned(16), Memory::<f32>::poisoned(9));
+    let mut out = Memory::<bf16>::poisoned(16);
+    let mut refuse = |from: usize, weight_from: usize| {
+        let norm = Norm { weight: device_slice(&weight).range(weight_from..weight_from + 8), eps: 1e-5 };
+        let mut residual = device_slice_mut(&mut residual);
+        rms_norm(&device, residual.range(from..from + 8), None, norm, device_slice_mut(&mut out).range(0..8))
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(refuse(1, 0).contains("residual at 0x") && refuse(0, 1).contains("weight at 0x"));
+}

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{process::Command, time::Duration};
 
 use super::*;
 use crate::testing::Folder;
@@ -39,6 +39,17 @@ fn truncated_lengthened_and_changed_files_are_as_good_as_none() {
         assert_eq!(decode(&changed), None, "byte {at} changed");
     }
     assert_eq!(decode(&[&whole[..], b"x"].concat()), None);
+    cache.put("a", &compiled(b"anew"));
+    assert_eq!(cache.get("a"), Some(compiled(b"anew")));
+}
+
+#[test]
+fn a_pipe_of_the_name_is_not_waited_for() {
+    let folder = Folder::new("cache-pipe");
+    let cache = Cache::new(folder.path().to_path_buf());
+    let made = Command::new("mkfifo").arg(cache.file("a")).status().unwrap();
+    assert!(made.success());
+    assert_eq!(cache.get("a"), None);
     cache.put("a", &compiled(b"anew"));
     assert_eq!(cache.get("a"), Some(compiled(b"anew")));
 }
