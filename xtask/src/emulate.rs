@@ -7,6 +7,7 @@ use std::{
     ffi::OsString,
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context, Result, bail};
@@ -21,8 +22,8 @@ pub(crate) struct Args {
     /// Under ThreadSanitizer: any two accesses that no barrier or flag orders.
     #[arg(long)]
     tsan: bool,
-    /// Only tests whose names hold this.
-    #[arg(default_value = "emulator")]
+    /// Only emulated tests whose names hold this, say an operation's.
+    #[arg(default_value = "")]
     filter: String,
     /// The package whose tests run.
     #[arg(long, short, default_value = "consort-kernels")]
@@ -60,6 +61,23 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         (_, true) => Some(&THREAD),
         _ => None,
     };
+    let listed =
+        String::from_utf8(process::output(tests(workspace, args, sanitizer)?.args(["--list", "emulator"]))?)?;
+    let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
+    let names: Vec<&str> = names.filter(|name| name.contains(&args.filter)).collect();
+    if names.is_empty() {
+        bail!("no emulated test of {} holds {:?} in its name", args.package, args.filter);
+    }
+    let mut command = tests(workspace, args, sanitizer)?;
+    command.arg("--exact").args(names);
+    if args.tsan {
+        command.arg("--test-threads=1");
+    }
+    process::run(&mut command)
+}
+
+/// `cargo test` with the sanitizer, up to the arguments of the test program.
+fn tests(workspace: &Workspace, args: &Args, sanitizer: Option<&Sanitizer>) -> Result<Command> {
     let mut command = workspace.cargo();
     command.args(["test", "--package", &args.package]);
     if let Some(sanitizer) = sanitizer {
@@ -81,11 +99,8 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> Result<()> {
         let host = host.to_uppercase().replace('-', "_");
         command.env(format!("CARGO_TARGET_{host}_RUNNER"), runner);
     }
-    command.args(["--lib", "--", &args.filter]);
-    if args.tsan {
-        command.arg("--test-threads=1");
-    }
-    process::run(&mut command)
+    command.args(["--lib", "--"]);
+    Ok(command)
 }
 
 /// A file for the race detector that says what is no finding.
