@@ -17,7 +17,7 @@ mod tests;
 use half::bf16;
 
 use super::AttentionShape;
-pub use plan::{CHUNK_UNIT, Chunks, Plan, workspace_floats_max};
+pub use plan::{CHUNK_UNIT, Chunks, Frame, Plan, workspace_floats_max};
 
 use crate::{
     KernelError,
@@ -38,7 +38,7 @@ pub struct Inputs<'a> {
     pub sinks: Option<DeviceSlice<'a, f32>>,
     /// The step's sequences.
     pub plan: &'a Plan,
-    /// A copy of [`Plan::numbers`] of this plan.
+    /// A copy of [`Plan::numbers`] of this plan, [`Plan::numbers_room`] long.
     pub numbers: DeviceSlice<'a, u32>,
 }
 
@@ -139,7 +139,7 @@ fn check(inputs: &Inputs<'_>, out: usize) -> Result<(), KernelError> {
     let (heads, padded) = (plan.kv_of_query.len(), plan.pages.padded_dim());
     KernelError::check_len("attention", "queries", queries.len(), plan.rows * heads * padded)?;
     KernelError::check_len("attention", "out", out, plan.rows * row_stride(heads * plan.pages.head_dim()))?;
-    KernelError::check_len("attention", "numbers of the plan", numbers.len(), plan.numbers().len())?;
+    KernelError::check_len("attention", "numbers of the plan", numbers.len(), plan.numbers_room())?;
     let addresses = [
         ("queries", queries.address()),
         ("pages", pages.address()),

@@ -1,6 +1,10 @@
 //! What a step's launches read besides tensors, made and checked on the host once for all layers.
 
+mod frame;
+
 use std::num::NonZeroUsize;
+
+pub use frame::Frame;
 
 use super::{
     super::{AttentionShape, PagedSpan, check_spans},
@@ -54,6 +58,8 @@ pub struct Plan {
     pub(super) kv_of_query: Vec<usize>,
     pub(super) rows: usize,
     numbers: Vec<u32>,
+    /// Numbers that the device has room for: of a framed plan more than there are.
+    numbers_room: usize,
     pub(super) decodes: usize,
     pub(super) prefill_tiles: usize,
     pub(super) first_partials_at: usize,
@@ -90,7 +96,8 @@ impl Plan {
         let groups = group_bounds(shape);
         let largest_group = groups.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
         let row_tiles = largest_group.div_ceil(DECODE_ROWS);
-        let decode_chunk = decode_chunk(chunks, pages, &decodes, pages.kv_heads() * row_tiles)?;
+        let keys = decodes.iter().map(|span| span.context_len).sum();
+        let decode_chunk = decode_chunk(chunks, pages, keys, pages.kv_heads() * row_tiles)?;
         let decode_chunks =
             decodes.iter().map(|span| span.context_len.div_ceil(decode_chunk)).max().unwrap_or(0);
         let prefill_chunk = match chunks {
@@ -106,6 +113,7 @@ impl Plan {
             kv_of_query: shape.kv_of_query.clone(),
             rows,
             numbers: Vec::new(),
+            numbers_room: 0,
             decodes: decodes.len(),
             prefill_tiles: 0,
             first_partials_at: 0,
@@ -125,12 +133,19 @@ impl Plan {
         plan.push(groups)?;
         plan.tables_at = plan.numbers.len();
         plan.numbers.extend_from_slice(tables);
+        plan.numbers_room = plan.numbers.len();
         Ok(plan)
     }
 
     /// What the device needs of it.
     pub fn numbers(&self) -> &[u32] {
         &self.numbers
+    }
+
+    /// Length of the device's copy: that of [`numbers`](Plan::numbers), or of a [`Frame`]'s, of which they fill the
+    /// beginning.
+    pub fn numbers_room(&self) -> usize {
+        self.numbers_room
     }
 
     /// Floats of workspace that its launches need.
@@ -237,13 +252,8 @@ fn group_bounds(shape: &AttentionShape) -> Vec<usize> {
     (0..=shape.pages.kv_heads()).map(|head| shape.kv_of_query.partition_point(|&kv| kv < head)).collect()
 }
 
-/// Keys of a chunk. `blocks`: how many a sequence's chunk takes.
-fn decode_chunk(
-    chunks: Chunks,
-    pages: PageShape,
-    decodes: &[&PagedSpan],
-    blocks: usize,
-) -> Result<usize, KernelError> {
+/// Keys of a chunk, of `keys` in all. `blocks`: how many a sequence's chunk takes.
+fn decode_chunk(chunks: Chunks, pages: PageShape, keys: usize, blocks: usize) -> Result<usize, KernelError> {
     match chunks {
         Chunks::Fixed(chunk)
             if chunk.get().is_multiple_of(CHUNK_UNIT) && chunk.get() < (u32::MAX / 2) as usize =>
@@ -256,7 +266,6 @@ fn decode_chunk(
         }),
         Chunks::Fill { multiprocessors } => {
             // An equal share of all keys for each block that fits: a long sequence is cut more often than a short one.
-            let keys: usize = decodes.iter().map(|span| span.context_len).sum();
             let resident = (multiprocessors as usize * blocks_per_multiprocessor(pages)).max(1);
             let share = (keys * blocks).div_ceil(resident);
             Ok(share.next_multiple_of(CHUNK_UNIT).max(CHUNK_UNIT))

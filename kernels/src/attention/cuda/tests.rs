@@ -1,3 +1,5 @@
+mod frames;
+
 use std::num::NonZeroUsize;
 
 use consort_emulator::{Copies, Memory, Order, Settings};
