@@ -6,6 +6,7 @@
 
 mod actor;
 mod message;
+mod muster;
 mod state;
 
 #[cfg(test)]

@@ -265,7 +265,12 @@ fn ensemble_spec(topology: &Topology, checkpoint: &Arc<Checkpoint>, plan: Plan) 
     let factory = ModelFactory {
         checkpoint: Arc::clone(checkpoint),
         partition: plan.partition,
-        options: LoadOptions { dtype: plan.dtype, max_batch_tokens: max_num_batched_tokens, block_size },
+        options: LoadOptions {
+            dtype: plan.dtype,
+            max_batch_tokens: max_num_batched_tokens,
+            block_size,
+            deterministic: true,
+        },
         num_blocks,
         threads_per_rank: plan.threads_per_rank,
         isa: plan.isa,
