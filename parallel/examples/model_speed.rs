@@ -72,6 +72,8 @@ fn one_rank(
         dtype: DType::BF16,
         max_batch_tokens: 512,
         block_size: BLOCK_SIZE,
+        max_num_seqs: 512,
+        max_model_len: 4096,
         deterministic: true,
     };
     let begin = Instant::now();

@@ -70,6 +70,8 @@ fn executors(checkpoint: &Checkpoint, setup: Setup) -> Vec<ModelExecutor> {
         dtype: setup.dtype,
         max_batch_tokens: setup.budget,
         block_size: BLOCK_SIZE,
+        max_num_seqs: setup.budget,
+        max_model_len: 4096,
         deterministic: true,
     };
     LocalGroup::new(setup.width)

@@ -4,16 +4,18 @@
 //! scheduler's knowledge; here is only memory. Callers see no address of it: pages may be a device's, and then only
 //! kernels touch them.
 
+mod cuda;
 mod host;
 #[cfg(test)]
 mod tests;
 
 use consort_kernels::{
-    DType, KernelError, device::Device, kv_append::PageShape, kv_copy::cuda::check_copies,
+    DType, KernelError, cuda::device::DeviceBuffer, device::Device, element::bf16, kv_append::PageShape,
+    kv_copy::cuda::check_copies,
 };
 
-use self::host::HostPages;
 pub(crate) use self::host::{KvElement, KvLayer};
+use self::{cuda::DevicePages, host::HostPages};
 use crate::ids::BlockId;
 
 /// Shape of one rank's pages.
@@ -44,6 +46,7 @@ pub struct KvStore {
 /// Where the pages are.
 enum Pages {
     Host(HostPages),
+    Device(DevicePages),
 }
 
 impl KvStore {
@@ -51,6 +54,7 @@ impl KvStore {
     pub fn new(device: &Device, layout: KvLayout, blocks: usize) -> Result<KvStore, KernelError> {
         let pages = match device {
             Device::Cpu(_) => Pages::Host(HostPages::new(device, &layout, blocks)?),
+            Device::Cuda(device) => Pages::Device(DevicePages::new(device, &layout, blocks)?),
             other => {
                 let reason = format!("no pages can be had on {other:?}");
                 return Err(KernelError::Unsupported { operation: "kv store", reason });
@@ -81,13 +85,29 @@ impl KvStore {
         check_copies(&pairs, self.blocks)?;
         match &mut self.pages {
             Pages::Host(pages) => pages.copy(copies, &self.layout, self.blocks),
+            Pages::Device(pages) => pages.copy(copies, &self.layout)?,
         }
         Ok(())
     }
 
     /// All pages of one layer in host memory. The pool must be there, and hold `T`.
     pub(crate) fn layer_mut<T: KvElement>(&mut self, layer: usize) -> Result<KvLayer<'_, T>, KernelError> {
-        let Pages::Host(pages) = &mut self.pages;
-        pages.layer_mut(layer, &self.layout, self.blocks)
+        match &mut self.pages {
+            Pages::Host(pages) => pages.layer_mut(layer, &self.layout, self.blocks),
+            Pages::Device(_) => Err(elsewhere("a CUDA device", "the host")),
+        }
     }
+
+    /// All pages in device memory, layer after layer. The pool must be there.
+    pub(crate) fn device_pages_mut(&mut self) -> Result<&mut DeviceBuffer<bf16>, KernelError> {
+        match &mut self.pages {
+            Pages::Device(pages) => Ok(pages.pool_mut()),
+            Pages::Host(_) => Err(elsewhere("the host", "a CUDA device")),
+        }
+    }
+}
+
+fn elsewhere(pages: &str, model: &str) -> KernelError {
+    let reason = format!("the pages are in {pages}'s memory, the model computes in that of {model}");
+    KernelError::Unsupported { operation: "kv store", reason }
 }

@@ -4,6 +4,7 @@
 //! makes tokens of its output rows. A model never decides what to run, owns no sequence, and knows other ranks only as
 //! a [`Collective`].
 
+pub mod cuda;
 mod host;
 mod layers;
 mod llama;
@@ -97,6 +98,10 @@ pub fn load(
     options: &LoadOptions,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Box<dyn Model>, LoadError> {
+    if let Device::Cuda(device) = device {
+        let model = cuda::CudaLlama::load(device, checkpoint, partition, rank, options, progress)?;
+        return Ok(Box::new(model));
+    }
     match (checkpoint.config().architecture, options.dtype) {
         (Architecture::Llama | Architecture::Mistral, DType::F32) => {
             let model = llama::Llama::<f32>::load(device, checkpoint, partition, rank, options, progress)?;

@@ -87,8 +87,14 @@ pub(crate) fn teacher_forced_weighted(
     let Setup { width, dtype, chunk, threads, isa, together } = setup;
     let partition = &Partition::new(checkpoint.config(), width, weights).unwrap();
     let blocks: usize = sequences.iter().map(|tokens| tokens.len().div_ceil(BLOCK_SIZE)).sum();
-    let options =
-        &LoadOptions { dtype, max_batch_tokens: chunk, block_size: BLOCK_SIZE, deterministic: true };
+    let options = &LoadOptions {
+        dtype,
+        max_batch_tokens: chunk,
+        block_size: BLOCK_SIZE,
+        max_num_seqs: chunk,
+        max_model_len: 4096,
+        deterministic: true,
+    };
     let mut results: Vec<Vec<Vec<f32>>> = thread::scope(|scope| {
         let ranks: Vec<_> = LocalGroup::new(width)
             .into_iter()

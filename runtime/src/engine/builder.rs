@@ -269,6 +269,8 @@ fn ensemble_spec(topology: &Topology, checkpoint: &Arc<Checkpoint>, plan: Plan) 
             dtype: plan.dtype,
             max_batch_tokens: max_num_batched_tokens,
             block_size,
+            max_num_seqs: topology.max_num_seqs(),
+            max_model_len,
             deterministic: true,
         },
         num_blocks,

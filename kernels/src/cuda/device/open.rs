@@ -56,6 +56,20 @@ impl CudaDevice {
         };
         Ok(Arc::new(device))
     }
+
+    /// Lets kernels here use memory of another device that this process has open. Nothing happens where it is this one.
+    pub fn reach(&self, ordinal: u32) -> Result<(), CudaError> {
+        if self.facts.ordinal == ordinal {
+            return Ok(());
+        }
+        let handle = Handle::all()?.into_iter().find(|handle| handle.ordinal == ordinal);
+        let handle = handle.ok_or_else(|| CudaError::NoDevice {
+            wanted: format!("cuda:{ordinal}"),
+            reason: "its memory was to be reached, and it is not there".to_owned(),
+        })?;
+        let other = Context::retain(handle)?;
+        self.context.enable_peer(&other)
+    }
 }
 
 /// The one device that is meant.
