@@ -20,7 +20,8 @@ use crate::harness::root;
 
 const RANKS: usize = 3;
 const BLOCKS: usize = 24;
-const OPTIONS: LoadOptions = LoadOptions { dtype: DType::F32, max_batch_tokens: 32, block_size: 16, deterministic: true };
+const OPTIONS: LoadOptions =
+    LoadOptions { dtype: DType::F32, max_batch_tokens: 32, block_size: 16, deterministic: true };
 
 struct TinyFactory {
     checkpoint: Arc<Checkpoint>,
