@@ -8,7 +8,7 @@ use consort_parallel::checkpoint::CheckpointError;
 
 use crate::{
     text::{TemplateError, TextError},
-    topology::{TopologyError, shown_path},
+    topology::{DeviceSpec, TopologyError, shown_path},
 };
 
 /// Why an engine did not start.
@@ -44,6 +44,17 @@ pub enum EngineError {
     /// A helper thread ended without a result.
     #[error("preparing the engine was interrupted")]
     Interrupted(#[from] tokio::task::JoinError),
+}
+
+/// Why a rank's device could not be opened.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum DeviceError {
+    /// A GPU was asked for.
+    #[error("\"{device}\" cannot be opened: this build has no CUDA device yet; list \"cpu\" devices instead")]
+    NoCuda {
+        /// Which.
+        device: DeviceSpec,
+    },
 }
 
 /// Why a request was refused, or ended without an answer.

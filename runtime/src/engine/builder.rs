@@ -86,6 +86,12 @@ impl EngineBuilder {
         self.with_overrides(|overrides| overrides.cpu_isa = Some(isa.into()))
     }
 
+    /// Whether a request's tokens must not depend on what else runs: on GPUs a choice that costs speed, on CPUs always
+    /// so.
+    pub fn batch_invariant(self, is_asked_for: bool) -> Self {
+        self.with_overrides(|overrides| overrides.batch_invariant = Some(is_asked_for))
+    }
+
     /// Most sequences that run at a time.
     pub fn max_num_seqs(self, sequences: usize) -> Self {
         self.with_overrides(|overrides| overrides.max_num_seqs = Some(sequences))
@@ -271,9 +277,10 @@ fn ensemble_spec(topology: &Topology, checkpoint: &Arc<Checkpoint>, plan: Plan) 
             block_size,
             max_num_seqs: topology.max_num_seqs(),
             max_model_len,
-            deterministic: true,
+            deterministic: topology.batch_invariant(),
         },
         num_blocks,
+        devices: topology.devices().to_vec(),
         threads_per_rank: plan.threads_per_rank,
         isa: plan.isa,
     };

@@ -14,12 +14,16 @@ use consort_parallel::{
     partition::Partition,
 };
 
+use crate::{error::DeviceError, topology::DeviceSpec};
+
 /// Builds ranks of one checkpoint. A restarted rank is built by the same factory.
 pub(crate) struct ModelFactory {
     pub(crate) checkpoint: Arc<Checkpoint>,
     pub(crate) partition: Partition,
     pub(crate) options: LoadOptions,
     pub(crate) num_blocks: usize,
+    /// In rank order.
+    pub(crate) devices: Vec<DeviceSpec>,
     pub(crate) threads_per_rank: usize,
     pub(crate) isa: Isa,
 }
@@ -27,6 +31,14 @@ pub(crate) struct ModelFactory {
 impl ModelFactory {
     fn config(&self) -> &ModelConfig {
         self.checkpoint.config()
+    }
+
+    /// Opens the rank's device, on the thread that will use it.
+    fn device(&self, rank: Rank) -> Result<Device, ShardError> {
+        match self.devices[rank.index()] {
+            DeviceSpec::Cpu(_) => Device::cpu_with(self.threads_per_rank, self.isa).map_err(ShardError::load),
+            device @ DeviceSpec::Cuda(_) => Err(ShardError::load(DeviceError::NoCuda { device })),
+        }
     }
 }
 
@@ -37,7 +49,7 @@ impl ShardFactory for ModelFactory {
         comm: Box<dyn Collective>,
         progress: &ProgressReporter,
     ) -> Result<Box<dyn ShardExecutor>, ShardError> {
-        let device = Device::cpu_with(self.threads_per_rank, self.isa).map_err(ShardError::load)?;
+        let device = self.device(rank)?;
         let report = |loaded, total| progress.report(loaded, total);
         let model = model::load(&device, &self.checkpoint, &self.partition, rank, &self.options, &report)
             .map_err(ShardError::load)?;

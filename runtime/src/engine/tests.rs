@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use consort_actors::SubmitError;
+use consort_actors::{EnsembleError, ShardError, SubmitError};
 use futures_util::future::join_all;
 use tempfile::TempDir;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     EngineBuilder, EnsembleState, Isa,
-    error::RequestError,
+    error::{DeviceError, EngineError, RequestError},
     testing::{self, Faults, Rebuild},
     topology::Environment,
 };
@@ -385,6 +385,25 @@ async fn every_instruction_set_of_the_machine_can_be_forced_and_answers_alike() 
         tiny(&folder, 1).environment([("CONSORT_CPU_ISA", "sse9")].into_iter().collect()).start().await;
     let error = unknown.expect_err("there is none of that name").to_string();
     assert!(error.contains("environment variable CONSORT_CPU_ISA: parallel.cpu_isa: \"sse9\""), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_is_refused_by_name_where_its_rank_would_be_built() {
+    let folder = checkpoint();
+    let on = |devices: &str| {
+        let devices = devices.to_owned();
+        tiny(&folder, 2).with_overrides(move |overrides| overrides.devices = Some(devices))
+    };
+    let error =
+        on("cuda:3,cuda:GPU-00112233-4455-6677-8899-aabbccddeeff").start().await.expect_err("no CUDA");
+    let EngineError::Ensemble(EnsembleError::Load { rank, source: ShardError::Load { source } }) = &error
+    else {
+        panic!("{error:?}")
+    };
+    let DeviceError::NoCuda { device } = source.downcast_ref::<DeviceError>().expect("typed");
+    let expected = ["cuda:3", "cuda:GPU-00112233-4455-6677-8899-aabbccddeeff"][rank.index()];
+    assert_eq!(device.to_string(), expected, "{rank}");
+    assert!(source.to_string().contains("this build has no CUDA device yet"), "{source}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
