@@ -29,7 +29,7 @@ pub struct Product<'a> {
 impl Product<'_> {
     /// Whether the views are as long as the shape says.
     pub(crate) fn check(&self) -> Result<(), KernelError> {
-        let elements = |a: usize, b: usize| a.checked_mul(b).unwrap_or(usize::MAX);
+        let elements = |a: usize, b: usize| a.saturating_mul(b);
         let check = |argument, got, expected| KernelError::check_len("product", argument, got, expected);
         check("x", self.x.len(), elements(self.rows, self.stride))?;
         check("weight", self.weight.len(), elements(self.outputs, self.stride))?;

@@ -130,16 +130,9 @@ pub fn linear(
         return Ok(());
     }
     if invariance == Invariance::None && rows >= LIBRARY_ROWS_MIN {
-        let product = Product {
-            x,
-            weight: values,
-            bias,
-            y: y.range(0..rows * outputs),
-            scratch: workspace.partials.range(0..workspace.partials.len()),
-            rows,
-            outputs,
-            stride,
-        };
+        let (y, scratch) =
+            (y.range(0..rows * outputs), workspace.partials.range(0..workspace.partials.len()));
+        let product = Product { x, weight: values, bias, y, scratch, rows, outputs, stride };
         if launcher.multiply(&product)? {
             return Ok(());
         }

@@ -90,7 +90,8 @@ impl Kernels {
         Err(failure(context, name, "no text has a kernel of this name"))
     }
 
-    /// Loads what is not loaded yet. Loading waits for the device and may not happen while launches are recorded. Compiles in several threads, where there is something to compile.
+    /// Loads what is not loaded yet, which waits for the device and may not happen while launches are recorded.
+    /// Compiles in several threads, where there is something to compile.
     pub(super) fn load_all(&self, context: &Arc<Context>) -> Result<(), CudaError> {
         if self.all_loaded.load(Ordering::Acquire) {
             return Ok(());

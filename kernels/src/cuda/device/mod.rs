@@ -43,10 +43,7 @@ pub use uploader::{Progress, Upload, UploadError, Uploader};
 
 use std::{
     fmt,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -67,8 +64,8 @@ const SUSPECT_DROP_LIMIT: Duration = Duration::from_millis(100);
 
 /// One device of this machine, opened by this process.
 ///
-/// Operations go to its compute stream; [`CudaDevice::capture`] records on a stream of its own. All methods may be called
-/// from any thread; the order of work is that of the calls.
+/// Operations go to its compute stream; [`CudaDevice::capture`] records on a stream of its own. All methods may be
+/// called from any thread; the order of work is that of the calls.
 pub struct CudaDevice {
     facts: DeviceFacts,
     compute: Stream,
@@ -81,8 +78,6 @@ pub struct CudaDevice {
     matrices: Result<MatrixLibrary, String>,
     /// What graphs keep.
     arenas: Mutex<Vec<Weak<ArenaMemory>>>,
-    /// Its work did not end in time, the last time somebody waited.
-    suspect: AtomicBool,
     context: Arc<Context>,
 }
 
@@ -117,11 +112,11 @@ impl CudaDevice {
 
     /// Waits until all work enqueued so far, copies included, is done. `doing` completes "the device did not ...".
     pub fn synchronize(&self, doing: &str, limit: Duration) -> Result<(), CudaError> {
-        let waited = wait::until(self.context.label(), doing, limit, || {
+        wait::until(&self.context, doing, limit, || {
             Ok(self.compute.is_idle(doing)? && self.copy.is_idle(doing)?)
-        });
-        self.suspect.store(matches!(waited, Err(CudaError::Timeout { .. })), Ordering::Relaxed);
-        waited
+        })?;
+        self.context.acquit();
+        Ok(())
     }
 
     /// Waits until nothing that is about to be given back is in use; gives the device up where that takes too long.
@@ -129,9 +124,9 @@ impl CudaDevice {
         if self.context.is_abandoned() || self.context.check_lost().is_err() {
             return;
         }
-        let suspect = self.suspect.load(Ordering::Relaxed);
         let doing = "finish before its memory is given back";
-        let waited = self.synchronize(doing, if suspect { SUSPECT_DROP_LIMIT } else { DROP_LIMIT });
+        let limit = if self.context.is_suspect() { SUSPECT_DROP_LIMIT } else { DROP_LIMIT };
+        let waited = self.synchronize(doing, limit);
         if let Err(CudaError::Timeout { .. }) = waited {
             self.context.abandon(doing);
         }

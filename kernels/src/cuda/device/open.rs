@@ -1,6 +1,6 @@
 //! Opening a device.
 
-use std::sync::{Arc, Mutex, atomic::AtomicBool};
+use std::sync::{Arc, Mutex};
 
 use super::{
     CudaDevice, CudaError, Selector, facts,
@@ -51,7 +51,6 @@ impl CudaDevice {
             downloads: Mutex::new(Staging::new(&context)?),
             matrices,
             arenas: Mutex::default(),
-            suspect: AtomicBool::new(false),
             context,
         };
         Ok(Arc::new(device))

@@ -126,7 +126,7 @@ impl<T: Plain> Pinned<T> {
 
     fn wait(&self, doing: &str, limit: Duration) -> Result<(), CudaError> {
         if self.copying.load(Ordering::Acquire) {
-            wait::until(self.device.context.label(), doing, limit, || self.copied.is_done(doing))?;
+            wait::until(&self.device.context, doing, limit, || self.copied.is_done(doing))?;
             self.copying.store(false, Ordering::Release);
         }
         Ok(())

@@ -79,7 +79,7 @@ impl Staging {
         self.keep(stream, event)?;
         let context = &self.context;
         let last = self.in_use.back().map(|part| &part.copied);
-        wait::until(context.label(), doing, limit, || last.map_or(Ok(true), |event| event.is_done(doing)))?;
+        wait::until(context, doing, limit, || last.map_or(Ok(true), |event| event.is_done(doing)))?;
         // SAFETY: the part is as long, and its copy is done.
         unsafe { to.as_mut_ptr().copy_from_nonoverlapping(part.as_ptr(), to.len()) };
         Ok(())
@@ -95,7 +95,7 @@ impl Staging {
         let end = self.end_of_next(bytes);
         while end - self.tail > RING_BYTES {
             let Some(oldest) = self.in_use.front() else { break };
-            wait::until(self.context.label(), doing, limit, || oldest.copied.is_done(doing))?;
+            wait::until(&self.context, doing, limit, || oldest.copied.is_done(doing))?;
             self.release_oldest();
         }
         while self.in_use.front().map(|oldest| oldest.copied.is_done(doing)).transpose()? == Some(true) {

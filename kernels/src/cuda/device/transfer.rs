@@ -49,7 +49,8 @@ impl CudaDevice {
     /// Enqueues zeros.
     pub fn zero<T: Plain>(&self, to: DeviceSliceMut<'_, T>) -> Result<(), KernelError> {
         // SAFETY: an exclusive view.
-        Ok(unsafe { self.compute.zero(to.address(), to.len() * size_of::<T>(), "zero memory")? })
+        unsafe { self.compute.zero(to.address(), to.len() * size_of::<T>(), "zero memory")? };
+        Ok(())
     }
 }
 

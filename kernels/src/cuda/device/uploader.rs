@@ -72,7 +72,7 @@ struct Piece {
 }
 
 impl<'a, E> Upload<'a, E> {
-    /// Rows of `stride` elements. `fill(rows, elements)` writes all elements of the given rows, from any thread, in any
+    /// Rows of `stride` elements. `fill(rows, elements)` writes the elements of the given rows, from any thread, in any
     /// order; they are zero before.
     pub fn new<T: Plain>(
         to: DeviceSliceMut<'a, T>,
@@ -113,8 +113,9 @@ impl Uploader {
         Ok(Uploader { chunks, chunk_bytes, device: device.clone() })
     }
 
-    /// Fills and copies all rows. Returns when everything is enqueued; what is enqueued on the compute stream then comes
-    /// after it. `progress` is called by the threads. The first error ends it; what the memory holds then means nothing.
+    /// Fills and copies all rows. Returns when everything is enqueued; what is enqueued on the compute stream then
+    /// comes after it. `progress` is called by the threads. The first error ends it; what the memory holds then means
+    /// nothing.
     pub fn run<E: Send>(
         &mut self,
         uploads: &[Upload<'_, E>],
@@ -196,7 +197,7 @@ impl<E> Shared<'_, E> {
         let upload = &self.uploads[piece.upload];
         let bytes = piece.rows.len() * upload.row_bytes;
         let (device, doing) = (self.device, "take the weights");
-        wait::until(device.context.label(), doing, CHUNK_LIMIT, || chunk.copied.is_done(doing))
+        wait::until(&device.context, doing, CHUNK_LIMIT, || chunk.copied.is_done(doing))
             .map_err(KernelError::from)?;
         // SAFETY: pieces are cut to a chunk's length; its last copy is done, and only this thread uses it.
         let filled = unsafe { std::slice::from_raw_parts_mut(chunk.memory.pointer().as_ptr(), bytes) };

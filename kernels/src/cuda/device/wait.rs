@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::CudaError;
+use super::{CudaError, raw::Context};
 
 /// A step takes milliseconds: until here the processor only asks again.
 const EAGER: Duration = Duration::from_micros(50);
@@ -14,8 +14,21 @@ const YIELDING: Duration = Duration::from_millis(1);
 /// Longest sleep between two questions.
 const SLEEP_MAX: Duration = Duration::from_millis(1);
 
-/// Asks until `is_done`, or until `limit` has passed.
+/// Asks until `is_done`, or until `limit` has passed: the context is under suspicion then.
 pub(super) fn until(
+    context: &Context,
+    doing: &str,
+    limit: Duration,
+    is_done: impl FnMut() -> Result<bool, CudaError>,
+) -> Result<(), CudaError> {
+    let waited = poll(context.label(), doing, limit, is_done);
+    if let Err(CudaError::Timeout { .. }) = waited {
+        context.suspect();
+    }
+    waited
+}
+
+fn poll(
     device: &str,
     doing: &str,
     limit: Duration,
@@ -50,13 +63,13 @@ mod tests {
     #[test]
     fn a_wait_ends_when_its_work_is_done_and_no_later_than_its_limit() {
         let mut asked = 0;
-        let done = until("cuda:0", "end", Duration::from_secs(60), || {
+        let done = poll("cuda:0", "end", Duration::from_secs(60), || {
             asked += 1;
             Ok(asked == 1000)
         });
         assert_eq!(done, Ok(()));
         let started = Instant::now();
-        let late = until("cuda:0", "end the step", Duration::from_millis(20), || Ok(false)).unwrap_err();
+        let late = poll("cuda:0", "end the step", Duration::from_millis(20), || Ok(false)).unwrap_err();
         assert!((20..5_000).contains(&started.elapsed().as_millis()));
         assert_eq!(
             late.to_string(),
@@ -67,6 +80,6 @@ mod tests {
     #[test]
     fn an_error_ends_a_wait() {
         let lost = CudaError::Misuse { device: "cuda:0".into(), reason: "gone".into() };
-        assert_eq!(until("cuda:0", "end", Duration::from_secs(60), || Err(lost.clone())), Err(lost));
+        assert_eq!(poll("cuda:0", "end", Duration::from_secs(60), || Err(lost.clone())), Err(lost));
     }
 }

@@ -24,6 +24,8 @@ pub(in crate::cuda::device) struct Context {
     label: String,
     /// The error that ended it.
     lost: OnceLock<CudaError>,
+    /// Its work did not end in time, the last time somebody waited.
+    suspect: AtomicBool,
     /// Its work does not end: what it may still use is never given back.
     abandoned: AtomicBool,
 }
@@ -40,8 +42,8 @@ impl Context {
         // SAFETY: room for the handle.
         let code = unsafe { sys::cuDevicePrimaryCtxRetain(&mut handle, device.device) };
         check(&label, "open the device", "cuDevicePrimaryCtxRetain", code)?;
-        let (lost, abandoned) = (OnceLock::new(), AtomicBool::new(false));
-        Ok(Arc::new(Context { device, handle, label, lost, abandoned }))
+        let (lost, suspect, abandoned) = (OnceLock::new(), AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Arc::new(Context { device, handle, label, lost, suspect, abandoned }))
     }
 
     pub(in crate::cuda::device) fn label(&self) -> &str {
@@ -63,6 +65,20 @@ impl Context {
         // SAFETY: room for both numbers.
         self.call("cuMemGetInfo", doing, || unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
         Ok((free as u64, total as u64))
+    }
+
+    /// Somebody waited for work that did not end in time.
+    pub(in crate::cuda::device) fn suspect(&self) {
+        self.suspect.store(true, Ordering::Relaxed);
+    }
+
+    /// All work ended.
+    pub(in crate::cuda::device) fn acquit(&self) {
+        self.suspect.store(false, Ordering::Relaxed);
+    }
+
+    pub(in crate::cuda::device) fn is_suspect(&self) -> bool {
+        self.suspect.load(Ordering::Relaxed)
     }
 
     /// From now on nothing is given back: the device may use it for ever.
@@ -144,7 +160,7 @@ impl Context {
         match code as u32 {
             SUCCESS => Ok(()),
             OUT_OF_MEMORY => {
-                let free = self.memory().ok().map(|(free, _)| free);
+                let free = self.free_bytes();
                 let (device, doing) = (self.label.clone(), doing.to_string());
                 Err(CudaError::OutOfMemory { device, doing, wanted: None, free, parts: Vec::new() })
             }
@@ -155,6 +171,14 @@ impl Context {
             }
             _ => check(&self.label, &doing.to_string(), function, code),
         }
+    }
+
+    /// For an error that is being made: without asking for another.
+    fn free_bytes(&self) -> Option<u64> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: room for both numbers; the context is current.
+        let code = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
+        (code as u32 == SUCCESS).then_some(free as u64)
     }
 
     /// What an owner does with an error when it is dropped.

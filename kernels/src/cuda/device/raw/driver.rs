@@ -59,6 +59,7 @@ const FUNCTIONS: &[&CStr] = &[
     c"cuLaunchKernel",
     c"cuGraphGetNodes",
     c"cuGraphInstantiateWithFlags",
+    c"cuGraphUpload",
     c"cuGraphLaunch",
     c"cuGraphExecDestroy",
     c"cuGraphDestroy",
@@ -90,7 +91,9 @@ pub(in crate::cuda::device) fn start(settings: &Settings) -> Result<LibraryFacts
     match code as u32 {
         SUCCESS => {}
         STUB_LIBRARY => {
-            let looked = format!("\n  {}: a stub for linkers, not the driver", file.display());
+            let stub =
+                "the loader finds a linkers' stub called libcuda.so; take its folder off LD_LIBRARY_PATH";
+            let looked = format!("\n  {}: {stub}", file.display());
             return Err(CudaError::NoDriver { looked });
         }
         NO_DEVICE => {

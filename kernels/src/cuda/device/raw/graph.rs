@@ -60,7 +60,13 @@ impl<'a> Capture<'a> {
             // SAFETY: a graph, and room for the handle.
             unsafe { sys::cuGraphInstantiateWithFlags(&mut handle, recorded.handle, 0) }
         })?;
-        Ok(Executable { context: context.clone(), handle, nodes })
+        let executable = Executable { context: context.clone(), handle, nodes };
+        context.call("cuGraphUpload", "make a graph ready", || {
+            // SAFETY: an executable graph, and a stream that records no longer. Takes the graph's memory now, not at
+            // its first replay.
+            unsafe { sys::cuGraphUpload(handle, self.stream.handle) }
+        })?;
+        Ok(executable)
     }
 }
 
