@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use consort_actors::{ModelExecutor, ProgressReporter, RankShare, ShardError, ShardExecutor, ShardFactory};
-use consort_kernels::device::{Device, Isa};
+use consort_kernels::{
+    cuda::{cubins::Cubins, device::CudaDevice, settings::Settings},
+    device::{Device, Isa},
+};
 use consort_parallel::{
     checkpoint::Checkpoint,
     collective::Collective,
@@ -14,6 +17,7 @@ use consort_parallel::{
     partition::Partition,
 };
 
+use super::cards::selector;
 use crate::{error::DeviceError, topology::DeviceSpec};
 
 /// Builds ranks of one checkpoint. A restarted rank is built by the same factory.
@@ -26,6 +30,9 @@ pub(crate) struct ModelFactory {
     pub(crate) devices: Vec<DeviceSpec>,
     pub(crate) threads_per_rank: usize,
     pub(crate) isa: Isa,
+    /// Where CUDA's libraries are, and the kernels that all ranks share.
+    pub(crate) settings: Settings,
+    pub(crate) cubins: Arc<Cubins>,
 }
 
 impl ModelFactory {
@@ -37,7 +44,10 @@ impl ModelFactory {
     fn device(&self, rank: Rank) -> Result<Device, ShardError> {
         match self.devices[rank.index()] {
             DeviceSpec::Cpu(_) => Device::cpu_with(self.threads_per_rank, self.isa).map_err(ShardError::load),
-            device @ DeviceSpec::Cuda(_) => Err(ShardError::load(DeviceError::NoCuda { device })),
+            device => {
+                let open = |device| CudaDevice::open_with(&selector(device)?, &self.settings, &self.cubins);
+                Ok(Device::Cuda(open(device).map_err(|error| ShardError::load(DeviceError(error)))?))
+            }
         }
     }
 }
