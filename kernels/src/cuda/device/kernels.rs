@@ -40,7 +40,7 @@ pub(super) struct Kernels {
 /// A kernel that can be launched.
 pub(super) struct Ready {
     pub(super) kernel: Kernel,
-    /// Bytes of its parameters, where its cubin says them.
+    /// Bytes of its parameters, where its cubin or the driver says them.
     parameters: Option<Vec<usize>>,
 }
 
@@ -83,8 +83,10 @@ impl Kernels {
                 return Ok(ready);
             }
             let Some(module) = modules.get(source.name) else { continue };
-            if let Some(kernel) = module.kernel(name, shared_bytes(name), &format!("find {name}"))? {
-                return Ok(self.insert(name, Ready { kernel, parameters: None }));
+            let doing = format!("find {name}");
+            if let Some(kernel) = module.kernel(name, shared_bytes(name), &doing)? {
+                let parameters = kernel.parameters(&doing)?;
+                return Ok(self.insert(name, Ready { kernel, parameters }));
             }
         }
         Err(failure(context, name, "no text has a kernel of this name"))

@@ -13,7 +13,7 @@ use super::{
         matrix::{Algorithm, Circumstances, Matrices},
     },
 };
-use crate::cuda::Product;
+use crate::cuda::{DeviceSlice, Product};
 
 /// What cuBLASLt takes an address for, unless it is told less.
 const ALIGNMENT_MAX: u64 = 256;
@@ -47,7 +47,7 @@ impl MatrixLibrary {
     /// Enqueues a product whose views are as long as its shape says; false where the library has no algorithm for it.
     pub(super) fn multiply(&self, stream: &Stream, product: &Product<'_>) -> Result<bool, CudaError> {
         let Product { rows, outputs, stride, .. } = *product;
-        if rows == 0 || outputs == 0 || stride == 0 {
+        if rows == 0 || outputs == 0 || stride == 0 || !product.bias.is_none_or(is_aligned) {
             return Ok(false);
         }
         let aligned = product.scratch.address().is_multiple_of(ALIGNMENT_MAX);
@@ -72,6 +72,11 @@ impl MatrixLibrary {
             None => Ok(false),
         }
     }
+}
+
+/// Whether a bias starts where all algorithms take it: the library cannot be told how one is aligned.
+fn is_aligned(bias: DeviceSlice<'_, f32>) -> bool {
+    bias.address().is_multiple_of(16)
 }
 
 /// The number of rows that an algorithm is chosen for: a few for each doubling, so that every length of a prompt need

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::{
-    CudaDevice, CudaError, Selector, facts,
+    CudaDevice, CudaError, DeviceFacts, Selector, facts,
     kernels::Kernels,
     matrix::MatrixLibrary,
     raw::{Context, Stream, driver, facts::Handle, matrix},
@@ -27,12 +27,7 @@ impl CudaDevice {
         let handles = Handle::all()?;
         let handle = select(selector, &handles)?;
         let facts = facts::facts(handle, &handles)?;
-        let (major, minor) = facts.capability;
-        let arch = Arch::of_device(major, minor).map_err(|error| CudaError::TooOld {
-            ordinal: handle.ordinal,
-            name: facts.name.clone(),
-            reason: error.to_string(),
-        })?;
+        let arch = arch(&facts)?;
         let context = Context::retain(handle)?;
         let matrices = match matrix::find(settings) {
             Ok(found) => MatrixLibrary::new(&context, found).map_err(|error| error.to_string()),
@@ -71,6 +66,16 @@ impl CudaDevice {
     }
 }
 
+/// What its kernels are compiled for.
+fn arch(facts: &DeviceFacts) -> Result<Arch, CudaError> {
+    let (major, minor) = facts.capability;
+    Arch::of_device(major, minor).map_err(|error| CudaError::TooOld {
+        ordinal: facts.ordinal,
+        name: facts.name.clone(),
+        reason: error.to_string(),
+    })
+}
+
 /// The one device that is meant.
 fn select(selector: &Selector, handles: &[Handle]) -> Result<Handle, CudaError> {
     let mut known = Vec::with_capacity(handles.len());
@@ -91,4 +96,32 @@ fn select(selector: &Selector, handles: &[Handle]) -> Result<Handle, CudaError> 
         wanted,
         reason: format!("{reason}; the devices of this process are: {listed}"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::device::Uuid;
+
+    #[test]
+    fn a_device_older_than_the_kernels_is_refused_by_name() {
+        let facts = |capability| DeviceFacts {
+            ordinal: 1,
+            uuid: Uuid([0; 16]),
+            name: "Quadro RTX 6000".into(),
+            memory_bytes: 0,
+            free_bytes: None,
+            capability,
+            multiprocessors: 72,
+            shared_bytes_max: 64 << 10,
+            peers: Vec::new(),
+            pci: String::new(),
+        };
+        assert_eq!(arch(&facts((9, 0))).unwrap().to_string(), "sm_90a");
+        let error = arch(&facts((7, 5))).unwrap_err().to_string();
+        assert!(
+            error.starts_with("cuda:1 (Quadro RTX 6000): a GPU of compute capability 7.5 is too old"),
+            "{error}"
+        );
+    }
 }

@@ -122,6 +122,12 @@ pub(in crate::cuda::device) fn start(settings: &Settings) -> Result<LibraryFacts
     Ok(LibraryFacts { name: "libcuda", file, version: format!("CUDA {major}.{minor}") })
 }
 
+/// Whether the driver tells kernels' parameters, as those for CUDA 12.4 and later do. One is started.
+pub(super) fn tells_parameters() -> bool {
+    // SAFETY: cudarc has its library; the symbol is looked up, not used.
+    unsafe { sys::culib().get::<unsafe extern "C" fn()>(b"cuFuncGetParamInfo\0") }.is_ok()
+}
+
 /// The library, and its file.
 fn load(settings: &Settings, root: &Path) -> Result<(Library, PathBuf), CudaError> {
     let mut looked = String::new();

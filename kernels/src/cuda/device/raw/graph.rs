@@ -43,13 +43,13 @@ impl<'a> Capture<'a> {
     }
 
     pub(in crate::cuda::device) fn end(mut self) -> Result<Executable, CudaError> {
-        self.ended = true;
         let context = &self.stream.context;
         let mut recorded = Recorded { context, handle: std::ptr::null_mut() };
         context.call("cuStreamEndCapture", "record a graph", || {
             // SAFETY: a capturing stream, and room for the handle.
             unsafe { sys::cuStreamEndCapture(self.stream.handle, &mut recorded.handle) }
         })?;
+        self.ended = true;
         let mut nodes = 0;
         context.call("cuGraphGetNodes", "count a graph's launches", || {
             // SAFETY: a graph; without room for nodes only their number is written.

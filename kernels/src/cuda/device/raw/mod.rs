@@ -27,6 +27,8 @@ use super::CudaError;
 
 /// `CUDA_SUCCESS`.
 const SUCCESS: u32 = 0;
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID_VALUE: u32 = 1;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: u32 = 2;
 /// `CUDA_ERROR_NOT_FOUND`.

@@ -7,7 +7,7 @@ use std::{
 
 use cudarc::driver::sys::{self, CUfunction_attribute};
 
-use super::{Context, NOT_FOUND, Stream};
+use super::{Context, INVALID_VALUE, NOT_FOUND, Stream, driver};
 use crate::cuda::{Launch, device::CudaError};
 
 /// A cubin that a device has loaded.
@@ -20,7 +20,7 @@ pub(in crate::cuda::device) struct Module {
 pub(in crate::cuda::device) struct Kernel {
     handle: sys::CUfunction,
     /// What it belongs to; a kernel is loaded no longer than that.
-    _module: Arc<Module>,
+    module: Arc<Module>,
 }
 
 // SAFETY: the driver's functions on modules and kernels may be called from any thread.
@@ -77,7 +77,30 @@ impl Module {
                 unsafe { sys::cuFuncSetAttribute(handle, attribute, shared_bytes as c_int) }
             })?;
         }
-        Ok(Some(Kernel { handle, _module: self.clone() }))
+        Ok(Some(Kernel { handle, module: self.clone() }))
+    }
+}
+
+impl Kernel {
+    /// Bytes of each parameter, where the driver tells.
+    pub(in crate::cuda::device) fn parameters(&self, doing: &str) -> Result<Option<Vec<usize>>, CudaError> {
+        if !driver::tells_parameters() {
+            return Ok(None);
+        }
+        let mut parameters = Vec::new();
+        loop {
+            let (mut offset, mut bytes) = (0, 0);
+            let told = self.module.context.call("cuFuncGetParamInfo", doing, || {
+                // SAFETY: a kernel of a loaded module, and room for both numbers.
+                unsafe { sys::cuFuncGetParamInfo(self.handle, parameters.len(), &mut offset, &mut bytes) }
+            });
+            match told {
+                Ok(()) => parameters.push(bytes),
+                // There are no more.
+                Err(CudaError::Call { code: INVALID_VALUE, .. }) => return Ok(Some(parameters)),
+                Err(error) => return Err(error),
+            }
+        }
     }
 }
 
