@@ -52,6 +52,7 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/src/cuda/device/matrix.rs",
     "kernels/src/cuda/device/pinned.rs",
     "kernels/src/cuda/device/staging.rs",
+    "kernels/src/cuda/device/tests/operations.rs",
     "kernels/src/cuda/device/transfer.rs",
     "kernels/src/cuda/device/uploader.rs",
     // Files mapped into memory.

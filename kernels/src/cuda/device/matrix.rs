@@ -62,6 +62,14 @@ impl MatrixLibrary {
                 Some(algorithm) => *algorithm,
                 None => {
                     let algorithm = self.matrices.choose(product, key.rows, circumstances)?;
+                    if algorithm.is_none() {
+                        tracing::debug!(
+                            rows = key.rows,
+                            outputs,
+                            stride,
+                            "cuBLASLt takes no product of this shape"
+                        );
+                    }
                     *chosen.entry(key).or_insert(algorithm)
                 }
             }

@@ -64,3 +64,30 @@ fn an_empty_machine_leaves_the_loader() {
     let root = Folder::new("search-empty");
     assert_eq!(places_of_nvrtc(&Settings::default(), root.path()), [Place::Loader]);
 }
+
+#[test]
+fn the_driver_is_no_toolkits_and_cublaslt_is_in_its_wheels() {
+    let root = Folder::new("search-driver");
+    let [local, system, wsl, wheel] = [
+        "usr/local/cuda/lib64",
+        "usr/lib/x86_64-linux-gnu",
+        "usr/lib/wsl/lib",
+        "venv/lib/python3.11/site-packages/nvidia/cublas/lib",
+    ]
+    .map(|path| Place::Folder(folder(&root, path)));
+    let settings = Settings { environments: vec![root.path().join("venv")], ..Settings::default() };
+    assert_eq!(places(&DRIVER, &settings, root.path()), [Place::Loader, system.clone(), wsl]);
+    assert_eq!(places(&CUBLAS_LT, &settings, root.path()), [Place::Loader, local, system, wheel]);
+}
+
+#[test]
+fn the_file_of_one_library_says_nothing_of_another() {
+    let root = Folder::new("search-other-file");
+    let mine = folder(&root, "mine");
+    let compiler = Settings { library: Some(mine.join("libnvrtc.so.12")), ..Settings::default() };
+    assert_eq!(places(&DRIVER, &compiler, root.path()), [Place::Loader]);
+    assert_eq!(places(&CUBLAS_LT, &compiler, root.path()), [Place::Loader]);
+    let driver = Settings { library: Some(mine.join("libcuda.so.1")), ..Settings::default() };
+    assert_eq!(places(&DRIVER, &driver, root.path()), [Place::File(mine.join("libcuda.so.1"))]);
+    assert_eq!(places(&NVRTC, &driver, root.path()), [Place::Loader]);
+}
