@@ -181,7 +181,9 @@ int launch(const char* name, void* handle, const Shape& shape, void* stream, voi
            bool cooperative) {
     return on_stream(name, stream, [&](Call& call, const std::shared_ptr<Stream>& stream) -> int {
         std::shared_ptr<Function> function = handles<Function>().find(handle);
-        if (!function) return INVALID_HANDLE;
+        // Kernels and streams are of one context, which must be the current one.
+        bool alike = function && function->context == stream->context && stream->context == call.context;
+        if (!alike) return INVALID_HANDLE;
         if (int result = refuse(*function, shape, cooperative)) return result;
         Arguments arguments;
         if (int result = read_arguments(*function, each, extra, arguments)) return result;
