@@ -157,7 +157,8 @@ API cuModuleLoad(void** out, const char* path) {
     if (!file) return FILE_NOT_FOUND;
     std::vector<unsigned char> image;
     unsigned char piece[65536];
-    while (std::size_t count = std::fread(piece, 1, sizeof piece, file)) image.insert(image.end(), piece, piece + count);
+    while (std::size_t count = std::fread(piece, 1, sizeof piece, file))
+        image.insert(image.end(), piece, piece + count);
     std::fclose(file);
     image.resize(image.size() + 64);
     return load(__func__, out, image.data());

@@ -1,4 +1,5 @@
 //! Errors on demand, and those of kernels.
+#![allow(unsafe_code)]
 
 use consort_software_driver::{in_child, in_child_reported};
 use cudarc::driver::{CudaContext, result, sys};

@@ -1,4 +1,5 @@
 //! Capture and replay.
+#![allow(unsafe_code)]
 
 use consort_software_driver::{in_child, in_child_reported};
 use cudarc::driver::{CudaGraph, CudaStream, result, sys};

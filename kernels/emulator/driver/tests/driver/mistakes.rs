@@ -1,4 +1,5 @@
 //! Planted mistakes: each is reported, and the same program without it is clean.
+#![allow(unsafe_code)]
 
 use std::panic::catch_unwind;
 

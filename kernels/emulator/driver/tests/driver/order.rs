@@ -1,4 +1,5 @@
 //! Streams, events and the host: what waits for what.
+#![allow(unsafe_code)]
 
 use std::{
     ffi::c_void,
@@ -181,5 +182,6 @@ fn work_on(context: &Arc<CudaContext>, seed: u32) {
         stream.synchronize().expect("done");
         swiglu.check(&input, &download(to, 2 * 128));
     }
-    (free(from), free(to));
+    free(from);
+    free(to);
 }

@@ -1,4 +1,5 @@
 //! Devices, streams and processes that wait for each other and share memory.
+#![allow(unsafe_code)]
 
 use std::{ffi::c_void, process::Command, sync::Arc};
 
