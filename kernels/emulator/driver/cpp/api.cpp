@@ -28,6 +28,8 @@ int begin_call(Call& call) {
         if (context && stays(result)) make_sticky(*context, result);
         return result;
     }
+    // Nothing would ever be done.
+    if (driver().ending) return DEINITIALIZED;
     return driver().initialised ? SUCCESS : NOT_INITIALIZED;
 }
 

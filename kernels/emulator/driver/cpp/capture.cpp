@@ -43,12 +43,13 @@ bool all_joined(const Capture& capture) {
 
 void leave(Capture& capture) {
     capture.ended = true;
-    for (const auto& member : capture.members) {
-        member->capture = nullptr;
-        member->captured.clear();
-    }
-    capture.members.clear();
+    // The members may be the last to hold it.
+    std::vector<std::shared_ptr<Stream>> members = std::move(capture.members);
     std::erase_if(captures(), [&](const auto& each) { return each.get() == &capture; });
+    for (const auto& member : members) {
+        member->captured.clear();
+        member->capture = nullptr;
+    }
 }
 
 } // namespace
@@ -91,6 +92,11 @@ void capture_record(Stream& stream, Event& event) {
 
 void invalidate(Capture& capture) { capture.invalid = true; }
 
+void abandon(Capture& capture) {
+    invalidate(capture);
+    leave(capture);
+}
+
 int refuse_while_capturing() {
     int result = SUCCESS;
     for (const auto& capture : captures()) {
@@ -121,7 +127,6 @@ using namespace software;
 
 API cuStreamBeginCapture_v2(void* handle, int mode) {
     return on_stream(__func__, handle, [&](Call&, const std::shared_ptr<Stream>& stream) -> int {
-        constexpr int ILLEGAL_STATE = 401;
         static std::uint64_t number = 0;
         if (mode < CAPTURE_GLOBAL || mode > CAPTURE_RELAXED) return INVALID_VALUE;
         if (stream->null()) return CAPTURE_UNSUPPORTED;
@@ -140,7 +145,6 @@ API cuStreamBeginCapture_v2(void* handle, int mode) {
 
 API cuStreamEndCapture(void* handle, void** graph) {
     return on_stream(__func__, handle, [&](Call&, const std::shared_ptr<Stream>& stream) -> int {
-        constexpr int ILLEGAL_STATE = 401;
         if (!graph) return INVALID_VALUE;
         *graph = nullptr;
         std::shared_ptr<Capture> capture = stream->capture;

@@ -33,6 +33,9 @@ void capture_record(Stream& stream, Event& event);
 
 void invalidate(Capture& capture);
 
+// Ends a capture that nobody can end in order any more.
+void abandon(Capture& capture);
+
 // For calls that could wait for, or be waited for by, what is being captured: which captures forbid them depends on
 // their modes. Breaks those.
 int refuse_while_capturing();

@@ -61,7 +61,7 @@ public:
         case EMULATOR_DONE: return {Outcome::Done};
         case EMULATOR_PROGRESSED: return {Outcome::Progressed};
         case EMULATOR_BLOCKED: return {Outcome::Blocked};
-        case EMULATOR_MEMORY_FAULT: return {Outcome::Failed, ILLEGAL_ADDRESS, message + explanation()};
+        case EMULATOR_MEMORY_FAULT: return memory_fault(message);
         default: return {Outcome::Failed, LAUNCH_FAILED, message};
         }
     }
@@ -88,9 +88,13 @@ private:
         return grid != nullptr;
     }
 
-    std::string explanation() const {
+    Outcome memory_fault(const std::string& message) const {
         Lock lock(driver().mutex);
-        return ": " + describe(reinterpret_cast<Address>(emulator_touched(grid)));
+        auto address = reinterpret_cast<Address>(emulator_touched(grid));
+        const Allocation* memory = find_memory(address);
+        if (memory && !memory->live)
+            violation(std::string("kernel ") + kernel.name + " touches freed memory: " + describe(address));
+        return {Outcome::Failed, ILLEGAL_ADDRESS, message + ": " + describe(address)};
     }
 
     const Emulated& kernel;
@@ -177,7 +181,9 @@ int launch(const char* name, void* handle, const Shape& shape, void* stream, voi
            bool cooperative) {
     return on_stream(name, stream, [&](Call& call, const std::shared_ptr<Stream>& stream) -> int {
         std::shared_ptr<Function> function = handles<Function>().find(handle);
-        if (!function) return INVALID_HANDLE;
+        // Kernels and streams are of one context, which must be the current one.
+        bool alike = function && function->context == stream->context && stream->context == call.context;
+        if (!alike) return INVALID_HANDLE;
         if (int result = refuse(*function, shape, cooperative)) return result;
         Arguments arguments;
         if (int result = read_arguments(*function, each, extra, arguments)) return result;

@@ -40,7 +40,8 @@ Allocation* take(Kind kind, std::size_t bytes, int device, Context& context) {
 
 // Addresses of the host, and mapped ones, are used again: what was there before is of no interest any more.
 void forget_dead(const Range& range) {
-    for (auto next = listed().upper_bound(range.start); next != listed().end() && next->second->range.start < range.end;)
+    auto next = listed().upper_bound(range.start);
+    while (next != listed().end() && next->second->range.start < range.end)
         next = next->second->live ? std::next(next) : listed().erase(next);
 }
 

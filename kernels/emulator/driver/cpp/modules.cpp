@@ -74,10 +74,11 @@ int load_cubin(const unsigned char* image, Module& module) {
 }
 
 int load(const char* name, void** out, const unsigned char* image) {
-    return in_context(name, [&](Call&, Context&) -> int {
+    return in_context(name, [&](Call& call, Context&) -> int {
         if (!out || !image) return INVALID_VALUE;
         if (int result = refuse_while_capturing()) return result;
         auto module = std::make_shared<Module>();
+        module->context = call.context;
         int result = starts_with(image, PRETEND) ? load_pretend(image, *module)
                      : starts_with(image, ELF)   ? load_cubin(image, *module)
                                                  : int(INVALID_IMAGE);
@@ -156,7 +157,8 @@ API cuModuleLoad(void** out, const char* path) {
     if (!file) return FILE_NOT_FOUND;
     std::vector<unsigned char> image;
     unsigned char piece[65536];
-    while (std::size_t count = std::fread(piece, 1, sizeof piece, file)) image.insert(image.end(), piece, piece + count);
+    while (std::size_t count = std::fread(piece, 1, sizeof piece, file))
+        image.insert(image.end(), piece, piece + count);
     std::fclose(file);
     image.resize(image.size() + 64);
     return load(__func__, out, image.data());
@@ -168,6 +170,7 @@ API cuModuleGetFunction(void** out, void* handle, const char* name) {
     return with<Module>(__func__, handle, [&](Call&, const std::shared_ptr<Module>& module) -> int {
         if (!out || !name) return INVALID_VALUE;
         auto function = std::make_shared<Function>();
+        function->context = module->context;
         if (module->kernels) {
             auto found = module->kernels->find(name);
             if (found == module->kernels->end()) return NOT_FOUND;

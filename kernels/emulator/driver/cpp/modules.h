@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "contexts.h"
 
 namespace software {
 
@@ -29,11 +30,13 @@ struct Compiled {
 };
 
 struct Module {
+    std::shared_ptr<Context> context;
     // Kernels of a cubin; nothing where the image stands for all that the emulator has.
     std::optional<std::map<std::string, Compiled>> kernels;
 };
 
 struct Function {
+    std::shared_ptr<Context> context;
     const Emulated* kernel = nullptr;
     Compiled compiled;
     int dynamic_shared_bytes_max = 0;

@@ -192,7 +192,7 @@ API cuStreamDestroy_v2(void* handle) {
     return initialised(__func__, [&](Call&) -> int {
         std::shared_ptr<Stream> stream = handles<Stream>().remove(handle);
         if (!stream) return INVALID_HANDLE;
-        if (stream->capture) invalidate(*stream->capture);
+        if (std::shared_ptr<Capture> capture = stream->capture) abandon(*capture);
         // Work that is in it is still done.
         stream->closed = true;
         driver().work.notify_one();

@@ -4,6 +4,7 @@ use std::{
     env, fs,
     io::Read,
     process::{Child, Command, ExitStatus, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -22,7 +23,12 @@ const TIME_MAX: Duration = Duration::from_secs(240);
 /// Panics when the process does not end well, with all that it printed.
 pub fn in_child(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
     if is_child(test) {
-        return body();
+        // A test that calls this several times, for several environments, has started this process for one of them.
+        static BEGUN: AtomicBool = AtomicBool::new(false);
+        if !BEGUN.swap(true, Ordering::Relaxed) {
+            body();
+        }
+        return;
     }
     let (status, output) = run_again(test, environment);
     let Some(status) = status else {

@@ -1,4 +1,5 @@
 //! Kernels, from images to launches.
+#![allow(unsafe_code)]
 
 use std::{ffi::CString, ptr};
 
@@ -21,7 +22,8 @@ fn software_driver_runs_a_kernel_by_name_in_every_order() {
             swiglu.launch(&stream, from, to).expect("a launch");
             stream.synchronize().expect("the kernel ends well");
             swiglu.check(&input, &download(to, 3 * 72));
-            (free(from), free(to));
+            free(from);
+            free(to);
         });
         let Some(report) = report else { return };
         assert_eq!((report.violations, report.launches, report.leaked_bytes()), (0, 1, 0), "{order}");

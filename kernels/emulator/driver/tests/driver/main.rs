@@ -1,5 +1,4 @@
 //! The software driver, used through cudarc as Consort uses it. Every test runs in a process of its own.
-#![allow(unsafe_code)]
 
 mod faults;
 mod graphs;

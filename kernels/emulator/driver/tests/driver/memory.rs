@@ -1,4 +1,5 @@
 //! Memory of devices and pinned memory.
+#![allow(unsafe_code)]
 
 use consort_software_driver::{in_child, in_child_reported};
 use cudarc::driver::{result, sys};

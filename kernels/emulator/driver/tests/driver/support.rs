@@ -1,4 +1,5 @@
 //! Devices, streams and kernels, for tests.
+#![allow(unsafe_code)]
 
 use std::{
     ffi::{CString, c_void},
