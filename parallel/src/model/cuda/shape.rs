@@ -7,7 +7,7 @@ use consort_kernels::{
         cuda::{Chunks, Frame, workspace_floats_max},
     },
     kv_append::PageShape,
-    linear::cuda::{Invariance, WorkspaceLen, workspace_len},
+    linear::cuda::{Invariance, LIBRARY_PARTIALS, LIBRARY_ROWS_MIN, WorkspaceLen, workspace_len},
     qkv::cuda::QkvShape,
     rope::Pairs,
 };
@@ -130,6 +130,9 @@ impl RankShape {
         for (outputs, inputs) in matrices {
             let invariance = self.ways.invariance;
             most = most.max(workspace_len(multiprocessors, outputs, inputs, self.rows_max, invariance)?);
+        }
+        if self.ways.invariance == Invariance::None && self.rows_max >= LIBRARY_ROWS_MIN {
+            most.partials = most.partials.max(LIBRARY_PARTIALS);
         }
         Ok(most)
     }
