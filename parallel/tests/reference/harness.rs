@@ -133,7 +133,11 @@ pub(crate) fn teacher_forced_weighted(
                     let mut kv = KvStore::new(&device, layout, blocks).unwrap();
                     let mut run =
                         |part: &[Vec<u32>]| some_sequences(&mut *model, &mut kv, &mut comm, chunk, part);
-                    if together { run(sequences) } else { sequences.chunks(1).flat_map(run).collect() }
+                    let logits =
+                        if together { run(sequences) } else { sequences.chunks(1).flat_map(run).collect() };
+                    // A rank that leaves ends the group, in which others may still wait for its device.
+                    comm.barrier().unwrap();
+                    logits
                 })
             })
             .collect();

@@ -12,7 +12,7 @@ use consort_parallel::{
     collective::{Collective, LocalGroup},
     ids::BlockId,
     kv::KvStore,
-    model::{Draw, LoadOptions, Model, PromptToken, RowRequest, TokenLogprobs, kv_layout, load},
+    model::{Draw, LoadOptions, PromptToken, RowRequest, TokenLogprobs, kv_layout, load},
     partition::Partition,
 };
 use consort_software_driver::{in_child, in_child_reported};
@@ -213,6 +213,8 @@ fn draws_like_the_host(comm: &mut dyn Collective, width: usize) {
             assert_near(drawn.logprobs.as_ref(), expected.as_ref(), row);
         }
     }
+    // A rank that leaves ends the group.
+    comm.barrier().unwrap();
 }
 
 /// The same tokens; the device's sums of exponentials differ from the host's in the last bits.

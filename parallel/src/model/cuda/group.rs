@@ -32,8 +32,8 @@ const INTRODUCTION_BYTES: usize = 36;
 /// The present life of the group; nothing of an earlier one.
 pub(super) struct Group {
     pub(super) peers: Peers,
-    /// Kernels of this rank leave their waits when the first is set.
-    abort: Arc<HostWords>,
+    /// Kernels of this rank leave their waits when it is set.
+    _abort: Arc<HostWords>,
 }
 
 impl Group {
@@ -81,7 +81,7 @@ impl Group {
             unsafe { Peers::new(rank, &addresses, capacity as usize, abort.address(0), multiprocessors)? };
         let word = abort.clone();
         comm.on_abort(Box::new(move || word.set(0, 1)));
-        Ok(Group { peers, abort })
+        Ok(Group { peers, _abort: abort })
     }
 
     /// Tells why what the device computed since the last call does not count, if it does not.
@@ -95,7 +95,8 @@ impl Group {
         let mut words = vec![0; AREA_WORDS];
         device.download(area.all(), &mut words, limit)?;
         match Stopped::read(&words) {
-            None if self.abort.get(0) == 0 => return Ok(()),
+            // Whatever happened to the group since, this rank's work was done.
+            None => return Ok(()),
             Some(Stopped { why: Why::PeerLate, peer, .. }) => {
                 let (rank, late) = (comm.rank(), Rank(peer as u16));
                 comm.abort_handle().abort(&format!("{rank} waited in vain for {late} on its device"));
