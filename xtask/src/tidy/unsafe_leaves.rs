@@ -32,6 +32,7 @@ pub(super) const LEAVES: &[&str] = &[
     // The emulator that runs CUDA text in tests: its C++ machine, memory for kernels.
     "kernels/emulator/src/",
     "kernels/emulator/tests/planted.rs",
+    "kernels/emulator/driver/tests/driver/",
     "parallel/tests/reference/cuda/",
     "kernels/src/embedding/cuda.rs",
     "kernels/src/kv_copy/cuda.rs",

@@ -1,0 +1,1 @@
+//! Streams, events and the host: what waits for what.
