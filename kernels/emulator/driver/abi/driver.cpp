@@ -5,7 +5,6 @@
 #define API int
 namespace ours {
 #include "../cpp/abi.h"
-#include "../cpp/functions.h"
 using namespace software;
 }
 #include "../cpp/abi_list.h"

@@ -1,6 +1,6 @@
 // Our view of cuda.h as a text, one fact a line, for a test that holds it against another view.
+#include "abi.h"
 #include "abi_list.h"
-#include "functions.h"
 #include "signature.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // Every function of cuda.h that the software driver has, so that definitions cannot differ from what is compared with
 // the real header. Those that only say that they are not offered are left out: they never look at their parameters.
+// Included by abi.h.
 #pragma once
-#include "abi.h"
 
 // The driver itself.
 API cuInit(unsigned flags);

@@ -22,7 +22,8 @@ pub(super) fn facts(file: &Path, function: &CStr) -> Facts {
     let address = unsafe { libc::dlsym(library, function.as_ptr()) };
     assert!(!address.is_null(), "{} has no {function:?}", file.display());
     // SAFETY: declared so in the library.
-    let function = unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> *const c_char>(address) };
+    let function =
+        unsafe { std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> *const c_char>(address) };
     // SAFETY: it returns a text that lives as long as the library, which is never closed.
     Facts::of(unsafe { CStr::from_ptr(function()) }.to_str().expect("names are ASCII"))
 }

@@ -3,7 +3,9 @@
 use consort_software_driver::in_child;
 
 use crate::{
-    harness::{Algorithm, Config, Lt, Preference, Problem, Status, Type, configure, configured, ids, initialised},
+    harness::{
+        Algorithm, Config, Lt, Preference, Problem, Status, Type, configure, configured, ids, initialised,
+    },
     matrix::{Matrix, Read, fractions},
 };
 
@@ -51,9 +53,11 @@ fn software_driver_proposals_differ_in_their_last_bits_and_change_with_the_numbe
                         proposals.iter().map(|proposal| linear.run(&lt, &proposal.algo)).collect();
                     // The first row of what a caller gets who always takes the first proposal.
                     firsts.push(results[0][..OUTPUTS].to_vec());
+                    assert!(results[0] != results[1], "{rows} rows, k = {k}");
+                    // With one chunk in each part, the parts' sums are added as the chunks' would be.
                     results.sort();
                     results.dedup();
-                    assert_eq!(results.len(), 4, "{rows} rows, k = {k}");
+                    assert!(results.len() >= 3, "{rows} rows, k = {k}");
                 }
                 let changes: Vec<bool> = firsts.windows(2).map(|pair| pair[0] != pair[1]).collect();
                 assert_eq!(changes, [false, true, false, true, false], "k = {k}");
@@ -90,12 +94,12 @@ fn software_driver_preferences_leave_out_what_they_exclude() {
             proposals.iter().map(|p| configured(&p.algo, Config::CUBLASLT_ALGO_CONFIG_SPLITK_NUM)).collect()
         };
         let all = lt.proposals(&linear.problem, 16).unwrap();
-        assert_eq!(splits(&all), [8, 4, 2, 1, 1, 1, 1]);
+        assert_eq!(splits(&all), [8, 1, 4, 2, 1, 1, 1]);
         // A part's sums take 4 bytes each.
         let bytes: Vec<usize> = all.iter().map(|proposal| proposal.workspaceSize).collect();
-        assert_eq!(bytes, [8, 4, 2, 0, 0, 0, 0].map(|parts| parts * 8 * OUTPUTS * 4));
-        linear.problem.prefer(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(bytes[1] as u64));
-        assert_eq!(splits(&lt.proposals(&linear.problem, 16).unwrap()), [4, 2, 1, 1, 1, 1]);
+        assert_eq!(bytes, [8, 0, 4, 2, 0, 0, 0].map(|parts| parts * 8 * OUTPUTS * 4));
+        linear.problem.prefer(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(bytes[2] as u64));
+        assert_eq!(splits(&lt.proposals(&linear.problem, 16).unwrap()), [4, 1, 2, 1, 1, 1]);
         linear.problem.prefer(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &1u32);
         assert_eq!(splits(&lt.proposals(&linear.problem, 16).unwrap()), [1, 1, 1, 1]);
         // Only the algorithm that takes any address.
@@ -118,7 +122,7 @@ fn software_driver_algorithms_can_be_made_and_set_up_by_hand() {
         let mut algorithm = initialised(&lt, 1).unwrap();
         assert_eq!(lt.check(&linear.problem, &algorithm), Ok(0));
         let first = lt.proposals(&linear.problem, 1).unwrap()[0];
-        assert_ne!(linear.run(&lt, &algorithm), linear.run(&lt, &first.algo));
+        assert!(linear.run(&lt, &algorithm) != linear.run(&lt, &first.algo));
         for attribute in [
             Config::CUBLASLT_ALGO_CONFIG_TILE_ID,
             Config::CUBLASLT_ALGO_CONFIG_SPLITK_NUM,

@@ -1,8 +1,14 @@
 //! cuBLASLt as cudarc gives it, with owners for what has to be destroyed.
 #![allow(unsafe_code)]
 
-use std::{ffi::c_void, ptr, sync::Arc};
+use std::{
+    ffi::{CString, c_void},
+    os::unix::ffi::OsStrExt,
+    ptr,
+    sync::Arc,
+};
 
+use crate::matrix::{Matrix, Read};
 use cudarc::{
     cublaslt::{
         CudaBlasLT, Matmul, MatmulConfig,
@@ -11,7 +17,6 @@ use cudarc::{
     },
     driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut},
 };
-use crate::matrix::{Matrix, Read};
 
 pub(crate) use sys::{
     cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue, cublasLtMatmulAlgo_t as Algorithm,
@@ -30,6 +35,8 @@ pub(crate) struct Lt {
 
 impl Lt {
     pub(crate) fn new() -> Lt {
+        load("libcuda.so.1");
+        load("libcublasLt.so.13");
         let context = CudaContext::new(0).expect("a device");
         // SAFETY: tests order their streams themselves, and the driver sees where they do not.
         unsafe { context.disable_event_tracking() };
@@ -129,9 +136,27 @@ impl Lt {
         algorithm: Option<&Algorithm>,
     ) -> Result<(), Status> {
         let workspace = (address(&self.workspace), self.workspace.len());
-        let at = At { alpha: 1.0, a: address(a), b: address(b), beta: 0.0, c: 0, d: address_mut(d), algorithm, workspace };
+        let at = At {
+            alpha: 1.0,
+            a: address(a),
+            b: address(b),
+            beta: 0.0,
+            c: 0,
+            d: address_mut(d),
+            algorithm,
+            workspace,
+        };
         self.multiply_at(problem, at)
     }
+}
+
+/// Loads a software library by its path, so that the bindings get it when they ask for it by name.
+fn load(name: &str) {
+    let path = consort_software_driver::folder().join(name);
+    let path = CString::new(path.as_os_str().as_bytes()).expect("paths hold no NUL");
+    // SAFETY: a C string; the library's constructors set up nothing but itself.
+    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    assert!(!library.is_null(), "{path:?} cannot be loaded");
 }
 
 impl Drop for Lt {
@@ -177,7 +202,8 @@ impl Problem {
     /// With a workspace of 4 MiB allowed.
     pub(crate) fn new((a, read_a): (&Matrix, Read), (b, read_b): (&Matrix, Read), d: &Matrix) -> Problem {
         let problem = Problem {
-            operation: result::create_matmul_desc(Compute::CUBLAS_COMPUTE_32F, Type::CUDA_R_32F).expect("memory"),
+            operation: result::create_matmul_desc(Compute::CUBLAS_COMPUTE_32F, Type::CUDA_R_32F)
+                .expect("memory"),
             a: layout(a),
             b: layout(b),
             d: layout(d),
@@ -194,7 +220,12 @@ impl Problem {
     pub(crate) fn set<T>(&self, attribute: Attribute, value: &T) {
         // SAFETY: an open descriptor, and a value of the size that is told.
         unsafe {
-            result::set_matmul_desc_attribute(self.operation, attribute, ptr::from_ref(value).cast(), size_of::<T>())
+            result::set_matmul_desc_attribute(
+                self.operation,
+                attribute,
+                ptr::from_ref(value).cast(),
+                size_of::<T>(),
+            )
         }
         .expect("the attribute has this size");
     }
@@ -203,7 +234,12 @@ impl Problem {
     pub(crate) fn prefer<T>(&self, attribute: Preference, value: &T) {
         // SAFETY: as above.
         unsafe {
-            result::set_matmul_pref_attribute(self.preference, attribute, ptr::from_ref(value).cast(), size_of::<T>())
+            result::set_matmul_pref_attribute(
+                self.preference,
+                attribute,
+                ptr::from_ref(value).cast(),
+                size_of::<T>(),
+            )
         }
         .expect("the attribute has this size");
     }
@@ -254,7 +290,12 @@ pub(crate) fn set_layout<T>(layout: sys::cublasLtMatrixLayout_t, attribute: Layo
 pub(crate) fn configure<T>(algorithm: &mut Algorithm, attribute: Config, value: &T) -> Result<(), Status> {
     // SAFETY: a value of the size that is told.
     accepted(unsafe {
-        sys::cublasLtMatmulAlgoConfigSetAttribute(algorithm, attribute, ptr::from_ref(value).cast(), size_of::<T>())
+        sys::cublasLtMatmulAlgoConfigSetAttribute(
+            algorithm,
+            attribute,
+            ptr::from_ref(value).cast(),
+            size_of::<T>(),
+        )
     })
 }
 
@@ -263,7 +304,13 @@ pub(crate) fn configured(algorithm: &Algorithm, attribute: Config) -> i32 {
     let (mut value, mut written) = (0i32, 0);
     // SAFETY: room for four bytes.
     let status = unsafe {
-        sys::cublasLtMatmulAlgoConfigGetAttribute(algorithm, attribute, (&raw mut value).cast(), 4, &mut written)
+        sys::cublasLtMatmulAlgoConfigGetAttribute(
+            algorithm,
+            attribute,
+            (&raw mut value).cast(),
+            4,
+            &mut written,
+        )
     };
     assert_eq!((accepted(status), written), (Ok(()), 4));
     value

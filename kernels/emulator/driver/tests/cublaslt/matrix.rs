@@ -67,8 +67,13 @@ impl Matrix {
     pub(crate) fn read(&self, bytes: &[u8]) -> Matrix {
         let short = |pair: &[u8]| [pair[0], pair[1]];
         let values = match self.kind {
-            Type::CUDA_R_32F => bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect(),
-            Type::CUDA_R_16F => bytes.chunks_exact(2).map(|pair| f16::from_le_bytes(short(pair)).to_f32()).collect(),
+            Type::CUDA_R_32F => bytes
+                .chunks_exact(4)
+                .map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]))
+                .collect(),
+            Type::CUDA_R_16F => {
+                bytes.chunks_exact(2).map(|pair| f16::from_le_bytes(short(pair)).to_f32()).collect()
+            }
             _ => bytes.chunks_exact(2).map(|pair| bf16::from_le_bytes(short(pair)).to_f32()).collect(),
         };
         Matrix { values, ..self.clone() }

@@ -6,7 +6,8 @@ use half::{bf16, f16};
 
 use crate::{
     harness::{
-        At, Compute, Epilogue, LayoutAttribute, Lt, Problem, Status, Type, address, address_mut, own_matmul, set_layout,
+        At, Compute, Epilogue, LayoutAttribute, Lt, Problem, Status, Type, address, address_mut, own_matmul,
+        set_layout,
     },
     matrix::{Matrix, Read, fractions, product, whole},
 };
@@ -51,7 +52,9 @@ fn assert_exact(lt: &Lt, shape: (usize, usize, usize), reads: (Read, Read), gap:
 fn software_driver_bf16_products_of_all_shapes_and_transposes_are_exact() {
     in_child("products::software_driver_bf16_products_of_all_shapes_and_transposes_are_exact", &[], || {
         let lt = Lt::new();
-        for shape in [(1, 1, 1), (16, 4, 32), (17, 3, 5), (1, 130, 40), (130, 1, 77), (67, 65, 96), (24, 5, 200)] {
+        for shape in
+            [(1, 1, 1), (16, 4, 32), (17, 3, 5), (1, 130, 40), (130, 1, 77), (67, 65, 96), (24, 5, 200)]
+        {
             for reads in READS.into_iter().flat_map(|a| READS.map(|b| (a, b))) {
                 for gap in [0, 3, 8] {
                     assert_exact(&lt, shape, reads, gap, (BF16, F32));
@@ -159,15 +162,19 @@ fn software_driver_factors_c_bias_and_activations_are_applied_in_order() {
                 let algorithm = Some(&proposal.algo);
                 let at = At { alpha: 0.5, a: a_at, b: b_at, beta: 2.0, c: d, d, algorithm, workspace };
                 lt.multiply_at(&problem, at).unwrap();
-                let wanted = product((&a, Read::Transposed), (&b, Read::AsItIs), &c, |_, row, column, sum| {
-                    let bias = if biased { f64::from(bias.at(0, row, 0)) } else { 0.0 };
-                    activation(0.5 * sum + 2.0 * f64::from(c.at(0, row, column)) + bias)
-                });
+                let wanted =
+                    product((&a, Read::Transposed), (&b, Read::AsItIs), &c, |_, row, column, sum| {
+                        let bias = if biased { f64::from(bias.at(0, row, 0)) } else { 0.0 };
+                        activation(0.5 * sum + 2.0 * f64::from(c.at(0, row, column)) + bias)
+                    });
                 let found = lt.download(&c, &on_d);
                 for (row, column) in (0..m).flat_map(|row| (0..n).map(move |column| (row, column))) {
                     let (found, wanted) = (found.at(0, row, column), wanted.at(0, row, column));
                     // One rounding each of factor, polynomial and tanh.
-                    assert!((found - wanted).abs() <= wanted.abs() * 1e-6 + 2e-6, "{epilogue:?}: {found} {wanted}");
+                    assert!(
+                        (found - wanted).abs() <= wanted.abs() * 1e-6 + 2e-6,
+                        "{epilogue:?}: {found} {wanted}"
+                    );
                 }
             }
         }
@@ -176,28 +183,35 @@ fn software_driver_factors_c_bias_and_activations_are_applied_in_order() {
 
 #[test]
 fn software_driver_batches_have_their_strides_and_one_weight_may_serve_all() {
-    in_child("products::software_driver_batches_have_their_strides_and_one_weight_may_serve_all", &[], || {
-        let lt = Lt::new();
-        let (m, n, k, batches) = (32, 8, 64, 5);
-        let a = Matrix::new(BF16, (k, m), k, batches, whole(1));
-        let b = Matrix::new(BF16, (k, n), k + 8, batches, whole(2));
-        let d = Matrix::new(F32, (m, n), m + 4, batches, |_, _, _| -1.0);
-        for shared in [false, true] {
-            let problem = Problem::new((&a, Read::Transposed), (&b, Read::AsItIs), &d);
-            let mut one = a.clone();
-            if shared {
-                set_layout(problem.a, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &0i64);
-                one = Matrix::new(BF16, (k, m), k, 1, whole(1));
+    in_child(
+        "products::software_driver_batches_have_their_strides_and_one_weight_may_serve_all",
+        &[],
+        || {
+            let lt = Lt::new();
+            let (m, n, k, batches) = (32, 8, 64, 5);
+            let a = Matrix::new(BF16, (k, m), k, batches, whole(1));
+            let b = Matrix::new(BF16, (k, n), k + 8, batches, whole(2));
+            let d = Matrix::new(F32, (m, n), m + 4, batches, |_, _, _| -1.0);
+            for shared in [false, true] {
+                let problem = Problem::new((&a, Read::Transposed), (&b, Read::AsItIs), &d);
+                let mut one = a.clone();
+                if shared {
+                    set_layout(
+                        problem.a,
+                        LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                        &0i64,
+                    );
+                    one = Matrix::new(BF16, (k, m), k, 1, whole(1));
+                }
+                let wanted = product((&one, Read::Transposed), (&b, Read::AsItIs), &d, |_, _, _, sum| sum);
+                let (on_a, on_b, mut on_d) = (lt.upload(&a), lt.upload(&b), lt.upload(&d));
+                for proposal in lt.proposals(&problem, 3).unwrap() {
+                    lt.multiply(&problem, (&on_a, &on_b, &mut on_d), Some(&proposal.algo)).unwrap();
+                    assert!(lt.download(&d, &on_d).bits() == wanted.bits(), "shared: {shared}");
+                }
             }
-            let wanted =
-                product((&one, Read::Transposed), (&b, Read::AsItIs), &d, |_, _, _, sum| sum);
-            let (on_a, on_b, mut on_d) = (lt.upload(&a), lt.upload(&b), lt.upload(&d));
-            for proposal in lt.proposals(&problem, 3).unwrap() {
-                lt.multiply(&problem, (&on_a, &on_b, &mut on_d), Some(&proposal.algo)).unwrap();
-                assert!(lt.download(&d, &on_d).bits() == wanted.bits(), "shared: {shared}");
-            }
-        }
-    });
+        },
+    );
 }
 
 #[test]

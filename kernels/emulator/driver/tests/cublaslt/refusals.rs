@@ -8,8 +8,8 @@ use cudarc::{
 
 use crate::{
     harness::{
-        Algorithm, At, Compute, Config, Epilogue, LayoutAttribute, Lt, Preference, Problem, Status, Type, address,
-        configure, initialised, set_layout,
+        Algorithm, At, Compute, Config, Epilogue, LayoutAttribute, Lt, Preference, Problem, Status, Type,
+        address, configure, initialised, set_layout,
     },
     matrix::{Matrix, Read, whole},
 };
@@ -69,16 +69,28 @@ fn software_driver_descriptors_that_contradict_each_other_are_invalid() {
         use LayoutAttribute as L;
         let good = Good::new();
         assert_eq!(good.changed(|_| ()), [Ok(()), Ok(())]);
-        assert_eq!(good.changed(|p| set_layout(p.a, L::CUBLASLT_MATRIX_LAYOUT_LD, &(K as i64 - 1))), [INVALID; 2]);
+        assert_eq!(
+            good.changed(|p| set_layout(p.a, L::CUBLASLT_MATRIX_LAYOUT_LD, &(K as i64 - 1))),
+            [INVALID; 2]
+        );
         assert_eq!(good.changed(|p| set_layout(p.b, L::CUBLASLT_MATRIX_LAYOUT_LD, &-64i64)), [INVALID; 2]);
         assert_eq!(good.changed(|p| set_layout(p.b, L::CUBLASLT_MATRIX_LAYOUT_ROWS, &63u64)), [INVALID; 2]);
         assert_eq!(good.changed(|p| set_layout(p.b, L::CUBLASLT_MATRIX_LAYOUT_COLS, &0u64)), [INVALID; 2]);
         assert_eq!(good.changed(|p| set_layout(p.d, L::CUBLASLT_MATRIX_LAYOUT_ROWS, &31u64)), [INVALID; 2]);
-        assert_eq!(good.changed(|p| set_layout(p.a, L::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &2i32)), [INVALID; 2]);
-        assert_eq!(good.changed(|p| set_layout(p.a, L::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &0i32)), [INVALID; 2]);
+        assert_eq!(
+            good.changed(|p| set_layout(p.a, L::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &2i32)),
+            [INVALID; 2]
+        );
+        assert_eq!(
+            good.changed(|p| set_layout(p.a, L::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &0i32)),
+            [INVALID; 2]
+        );
         // Beyond any memory, and beyond 64 bits.
         for leading in [1i64 << 45, i64::MAX] {
-            assert_eq!(good.changed(|p| set_layout(p.a, L::CUBLASLT_MATRIX_LAYOUT_LD, &leading)), [INVALID; 2]);
+            assert_eq!(
+                good.changed(|p| set_layout(p.a, L::CUBLASLT_MATRIX_LAYOUT_LD, &leading)),
+                [INVALID; 2]
+            );
         }
         // Batches of D one over the other.
         let overlapping = |p: &Problem| {
@@ -97,11 +109,18 @@ fn software_driver_what_is_not_done_is_not_guessed() {
     in_child("refusals::software_driver_what_is_not_done_is_not_guessed", &[], || {
         use LayoutAttribute as L;
         let good = Good::new();
-        assert_eq!(good.changed(|p| set_layout(p.a, L::CUBLASLT_MATRIX_LAYOUT_ORDER, &1i32)), [UNSUPPORTED; 2]);
-        assert_eq!(good.changed(|p| set_layout(p.a, L::CUBLASLT_MATRIX_LAYOUT_BATCH_MODE, &1u32)), [UNSUPPORTED; 2]);
+        assert_eq!(
+            good.changed(|p| set_layout(p.a, L::CUBLASLT_MATRIX_LAYOUT_ORDER, &1i32)),
+            [UNSUPPORTED; 2]
+        );
+        assert_eq!(
+            good.changed(|p| set_layout(p.a, L::CUBLASLT_MATRIX_LAYOUT_BATCH_MODE, &1u32)),
+            [UNSUPPORTED; 2]
+        );
         // 64-bit, 8-bit and mixed types; FP16 results of BF16.
         for (layout, kind) in [(0, 1u32), (0, 28), (0, 2), (2, 2)] {
-            let change = |p: &Problem| set_layout([p.a, p.b, p.d][layout], L::CUBLASLT_MATRIX_LAYOUT_TYPE, &kind);
+            let change =
+                |p: &Problem| set_layout([p.a, p.b, p.d][layout], L::CUBLASLT_MATRIX_LAYOUT_TYPE, &kind);
             assert_eq!(good.changed(change), [UNSUPPORTED; 2], "{layout} {kind}");
         }
         assert_eq!(good.changed(|p| p.compute_in(Compute::CUBLAS_COMPUTE_16F)), [UNSUPPORTED; 2]);
@@ -116,7 +135,10 @@ fn software_driver_what_is_not_done_is_not_guessed() {
         for epilogue in [Epilogue::CUBLASLT_EPILOGUE_GELU_AUX, Epilogue::CUBLASLT_EPILOGUE_BGRADA] {
             assert_eq!(good.changed(|p| p.finish_with(epilogue, None)), [UNSUPPORTED; 2]);
         }
-        assert_eq!(good.changed(|p| p.prefer(Preference::CUBLASLT_MATMUL_PREF_SEARCH_MODE, &1u32))[0], UNSUPPORTED);
+        assert_eq!(
+            good.changed(|p| p.prefer(Preference::CUBLASLT_MATMUL_PREF_SEARCH_MODE, &1u32))[0],
+            UNSUPPORTED
+        );
     });
 }
 
@@ -203,8 +225,7 @@ fn software_driver_an_algorithm_of_another_problem_is_refused() {
             let (a, b, d) = (like(&good.a, input), like(&good.b, input), like(&good.d, output));
             good.first(&Problem::new((&a, READS.0), (&b, READS.1), &d))
         };
-        for (input, output) in
-            [(Type::CUDA_R_16F, Type::CUDA_R_32F), (Type::CUDA_R_16BF, Type::CUDA_R_16BF)]
+        for (input, output) in [(Type::CUDA_R_16F, Type::CUDA_R_32F), (Type::CUDA_R_16BF, Type::CUDA_R_16BF)]
         {
             let other = of_types(input, output);
             assert_eq!(good.lt.check(&problem, &other).map(drop), INVALID, "{input:?} {output:?}");
@@ -242,7 +263,8 @@ fn software_driver_a_handle_serves_the_device_that_it_was_made_on() {
 
 #[test]
 fn software_driver_calls_fail_when_the_environment_asks_for_it() {
-    let faults = [("CONSORT_SOFTWARE_DRIVER_FAULTS", "cublasLtMatmul:2=13,cublasLtMatmulAlgoGetHeuristic:2=15")];
+    let faults =
+        [("CONSORT_SOFTWARE_DRIVER_FAULTS", "cublasLtMatmul:2=13,cublasLtMatmulAlgoGetHeuristic:2=15")];
     in_child("refusals::software_driver_calls_fail_when_the_environment_asks_for_it", &faults, || {
         let good = Good::new();
         let problem = good.problem();
