@@ -33,6 +33,7 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/emulator/src/",
     "kernels/emulator/tests/planted.rs",
     "kernels/emulator/driver/tests/driver/",
+    "kernels/emulator/driver/tests/abi/facts.rs",
     "kernels/emulator/driver/tests/abi/library.rs",
     "kernels/emulator/driver/tests/cublaslt/harness.rs",
     "parallel/tests/reference/cuda/",

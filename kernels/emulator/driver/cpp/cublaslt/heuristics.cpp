@@ -64,8 +64,8 @@ bool is_allowed(const Algorithm& algorithm, const Requirements& requirements, co
            requirements.workspace_bytes <= preference.workspace_bytes_max;
 }
 
-// Moves the first one with chunks of another length to the second place. Splits alone do not always change a result: with
-// one chunk in each part the sums are the same.
+// Moves the first one with chunks of another length to the second place. Splits alone do not always change a result:
+// with one chunk in each part the sums are the same.
 void prefer_other_chunks(std::vector<Choice>& choices) {
     if (choices.empty()) return;
     std::uint32_t option = choices[0].algorithm.option;

@@ -1,4 +1,5 @@
 //! What can be said of a C interface in lines of text, so that two views of it can be compared.
+#![allow(unsafe_code)] // in the types of functions, none of which is called
 
 use std::{any::type_name, collections::BTreeSet};
 

@@ -28,8 +28,8 @@ pub(super) fn facts(file: &Path, function: &CStr) -> Facts {
     Facts::of(unsafe { CStr::from_ptr(function()) }.to_str().expect("names are ASCII"))
 }
 
-/// The names that a library may export and that begin with `start` and a capital letter: all such words between the NULs
-/// of its file, where the table of symbols has its names.
+/// The names that a library may export and that begin with `start` and a capital letter: all such words between the
+/// NULs of its file, where the table of symbols has its names.
 pub(super) fn words(file: &Path, start: &str) -> Vec<String> {
     let bytes = fs::read(file).expect("the library was built");
     let is_name = |word: &&str| {
