@@ -17,6 +17,9 @@ const F16: Type = Type::CUDA_R_16F;
 const F32: Type = Type::CUDA_R_32F;
 const READS: [Read; 2] = [Read::AsItIs, Read::Transposed];
 
+/// What an epilogue does last.
+type Activation<'a> = &'a dyn Fn(f64) -> f64;
+
 /// Operands of a product of `m` by `n`, with `gap` elements between the columns of each.
 fn operands(
     (m, n, k): (usize, usize, usize),
@@ -141,7 +144,7 @@ fn software_driver_factors_c_bias_and_activations_are_applied_in_order() {
         let on_bias = lt.upload(&bias);
         let relu = |x: f64| x.max(0.0);
         let gelu = |x: f64| 0.5 * x * (1.0 + (0.7978845608 * (x + 0.044715 * x * x * x)).tanh());
-        let cases: [(Epilogue, bool, &dyn Fn(f64) -> f64); 6] = [
+        let cases: [(Epilogue, bool, Activation<'_>); 6] = [
             (Epilogue::CUBLASLT_EPILOGUE_DEFAULT, false, &|x| x),
             (Epilogue::CUBLASLT_EPILOGUE_RELU, false, &relu),
             (Epilogue::CUBLASLT_EPILOGUE_GELU, false, &gelu),
