@@ -23,6 +23,7 @@ struct Header {
 }
 
 const HEADERS: &[Header] = &[
+    Header { name: "cuda.h", check: "driver.cpp", wheel_folder: Some("nvidia/cu13/include") },
     Header { name: "nvrtc.h", check: "nvrtc.cpp", wheel_folder: Some("nvidia/cuda_nvrtc/include") },
     Header { name: "cublasLt.h", check: "cublaslt.cpp", wheel_folder: None },
 ];

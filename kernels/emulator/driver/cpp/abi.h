@@ -3,8 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 
-// A function of the interface. Everything else in the library is hidden.
+// A function of the interface. Everything else in the library is hidden. (Whoever compares this file with the real
+// header includes it in a namespace, and wants no C linkage then.)
+#ifndef API
 #define API extern "C" __attribute__((visibility("default"))) int
+#endif
 
 namespace software {
 
@@ -117,3 +120,6 @@ struct GraphUpdateInfo {
 static_assert(sizeof(GraphUpdateInfo) == 24);
 
 } // namespace software
+
+// Declared in one place, so that a definition with other parameters does not compile.
+#include "functions.h"

@@ -64,6 +64,16 @@ bool is_allowed(const Algorithm& algorithm, const Requirements& requirements, co
            requirements.workspace_bytes <= preference.workspace_bytes_max;
 }
 
+// Moves the first one with chunks of another length to the second place. Splits alone do not always change a result:
+// with one chunk in each part the sums are the same.
+void prefer_other_chunks(std::vector<Choice>& choices) {
+    if (choices.empty()) return;
+    std::uint32_t option = choices[0].algorithm.option;
+    auto other = [option](const Choice& choice) { return choice.algorithm.option != option; };
+    auto found = std::find_if(choices.begin(), choices.end(), other);
+    if (found != choices.end()) std::rotate(choices.begin() + 1, found, found + 1);
+}
+
 } // namespace
 
 std::vector<Choice> choose(const Problem& problem, const Preference& preference, std::size_t wanted) {
@@ -72,10 +82,11 @@ std::vector<Choice> choose(const Problem& problem, const Preference& preference,
     std::vector<Choice> choices;
     for (const Algorithm& algorithm : proposals(problem)) {
         Choice choice = {algorithm, {}};
-        if (choices.size() == wanted) break;
         bool fits = check(algorithm, problem, choice.requirements) == CUBLAS_STATUS_SUCCESS;
         if (fits && is_allowed(algorithm, choice.requirements, problem, preference)) choices.push_back(choice);
     }
+    prefer_other_chunks(choices);
+    if (choices.size() > wanted) choices.resize(wanted);
     return choices;
 }
 

@@ -123,11 +123,11 @@ void execute(const Item& item) {
              });
 }
 
-// One of the batch for each call, so that other streams get their turn.
-int poll(void* closure, std::uint64_t state[4]) {
+// All in one go: it waits for nobody.
+int poll(void* closure, std::uint64_t*) {
     const auto& whole = *static_cast<const Multiplication*>(closure);
-    execute(Item{whole, state[0]});
-    return ++state[0] == whole.problem.batches;
+    for (std::uint64_t index = 0; index < whole.problem.batches; index++) execute(Item{whole, index});
+    return 1;
 }
 
 std::vector<SoftwareExtent> extents_of(const Multiplication& whole) {

@@ -23,7 +23,10 @@ std::optional<std::string> included_by(const std::string& line) {
     if (at == std::string::npos || line.compare(at, 8, "#include") != 0) return std::nullopt;
     std::size_t open = line.find('"', at + 8);
     std::size_t close = open == std::string::npos ? open : line.find('"', open + 1);
-    if (close == std::string::npos) return line.substr(at + 8);
+    if (close == std::string::npos) {
+        std::size_t name = line.find_first_not_of(" \t", at + 8);
+        return name == std::string::npos ? "" : line.substr(name);
+    }
     return line.substr(open + 1, close - open - 1);
 }
 
