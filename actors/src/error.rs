@@ -23,6 +23,12 @@ pub enum ShardError {
         /// The model's error.
         source: ModelError,
     },
+    /// The model could not be joined to its peers.
+    #[error("the model could not join its group: {source}")]
+    Join {
+        /// The model's error.
+        source: ModelError,
+    },
     /// The group's collective was aborted while this rank waited in it: the rank itself is sound.
     #[error("the collective was aborted: {reason}")]
     Aborted {
@@ -84,11 +90,20 @@ impl ShardError {
 
     /// Tells an aborted collective, which is nobody's fault here, from a failure of this rank.
     pub(crate) fn model(step: Step, source: ModelError) -> Self {
+        Self::unless_aborted(source, |source| Self::Model { step, source })
+    }
+
+    /// [`ShardError::model`], before the first step.
+    pub(crate) fn join(source: ModelError) -> Self {
+        Self::unless_aborted(source, |source| Self::Join { source })
+    }
+
+    fn unless_aborted(source: ModelError, failed: impl FnOnce(ModelError) -> Self) -> Self {
         match source {
             ModelError::Collective(CollectiveError::Aborted { reason, .. }) => {
                 Self::Aborted { reason: reason.to_string() }
             }
-            source => Self::Model { step, source },
+            source => failed(source),
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use consort_kernels::sampling::SamplingParams;
 use consort_parallel::ids::BlockId;
+pub use consort_parallel::model::TokenLogprobs;
 
 use crate::ids::{Epoch, SequenceId, Step};
 
@@ -122,15 +123,4 @@ pub struct Sampled {
     pub token: u32,
     /// Raw log-probabilities at its position, when asked for.
     pub logprobs: Option<TokenLogprobs>,
-}
-
-/// Log-probabilities at one position, from raw logits (before temperature and filters).
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenLogprobs {
-    /// The token that stands there.
-    pub token: u32,
-    /// Its log-probability.
-    pub logprob: f32,
-    /// Best tokens, best first; ties to the lower id.
-    pub top: Vec<(u32, f32)>,
 }

@@ -54,14 +54,23 @@ fn main() -> Result<(), Failure> {
     if let Some((flag, _)) = sanitizer {
         watched.flag(flag);
     }
-    watched.file(cpp.join(WATCHED));
-    for file in write_units(&operations, &out)? {
-        watched.file(file);
-    }
+    let mut kernels = write_units(&operations, &out)?;
+    kernels.push(cpp.join(WATCHED));
+    watched.files(&kernels);
     // One archive, since both need each other.
-    watched.objects(machine.try_compile_intermediates()?);
+    let machine = machine.try_compile_intermediates()?;
+    watched.objects(&machine);
     watched.try_compile("consort_emulator")?;
+    // For the software driver, whose library holds the machine, and the kernels compiled in a way of its own.
+    println!("cargo::metadata=machine={}", joined(&machine)?);
+    println!("cargo::metadata=kernels={}", joined(&kernels)?);
+    println!("cargo::metadata=include={}", joined(&[cpp, prelude])?);
     Ok(())
+}
+
+/// Paths as one word of metadata.
+fn joined(paths: &[PathBuf]) -> Result<String, Failure> {
+    Ok(env::join_paths(paths)?.into_string().map_err(|_| "a path that is no text")?)
 }
 
 /// The machine's file that is compiled as kernels are.

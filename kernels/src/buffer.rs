@@ -53,9 +53,8 @@ impl<T: Plain> Buffer<T> {
             bytes: usize::MAX,
             reason: format!("{len} elements of {} bytes overflow", size_of::<T>()),
         })?;
-        let storage = match device {
-            Device::Cpu(_) => Storage::Cpu(Region::zeroed(bytes, what)?),
-        };
+        device.require_cpu("buffer")?;
+        let storage = Storage::Cpu(Region::zeroed(bytes, what)?);
         Ok(Buffer { storage, len, element: PhantomData })
     }
 

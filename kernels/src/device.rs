@@ -6,7 +6,7 @@ use std::{
 };
 
 pub use crate::simd::{Isa, UnknownIsa};
-use crate::{KernelError, buffer::Plain, sys::Region, team::Team};
+use crate::{KernelError, buffer::Plain, cuda::device::CudaDevice, sys::Region, team::Team};
 
 /// A device. Cheap to clone; clones share the device's threads.
 #[derive(Clone, Debug)]
@@ -14,6 +14,9 @@ use crate::{KernelError, buffer::Plain, sys::Region, team::Team};
 pub enum Device {
     /// Host processors.
     Cpu(Arc<CpuDevice>),
+    /// A GPU. Operations on it are those of each operation's `cuda` module, which take the device as a
+    /// [`Launcher`](crate::cuda::Launcher), and its memory comes from an [`ArenaPlan`](crate::cuda::device::ArenaPlan).
+    Cuda(Arc<CudaDevice>),
 }
 
 /// A team of host threads and the instruction set they use.
@@ -41,6 +44,18 @@ impl Device {
             });
         }
         Ok(Device::Cpu(Arc::new(CpuDevice { team: Team::new(threads)?, isa, scratch: Mutex::new(None) })))
+    }
+
+    /// The host processors, for an operation or a buffer that exists on no other device.
+    pub(crate) fn require_cpu(&self, operation: &'static str) -> Result<&Arc<CpuDevice>, KernelError> {
+        match self {
+            Device::Cpu(cpu) => Ok(cpu),
+            Device::Cuda(cuda) => {
+                let ordinal = cuda.facts().ordinal;
+                let reason = format!("this is the CPU's; cuda:{ordinal} has its own in the module `cuda`");
+                Err(KernelError::Unsupported { operation, reason })
+            }
+        }
     }
 }
 

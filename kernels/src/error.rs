@@ -1,5 +1,7 @@
 //! What a kernel may refuse.
 
+use crate::cuda::device::CudaError;
+
 /// Why an operation or an allocation did not happen.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum KernelError {
@@ -45,6 +47,9 @@ pub enum KernelError {
         /// What the system said.
         reason: String,
     },
+    /// A CUDA device could not do it.
+    #[error(transparent)]
+    Cuda(Box<CudaError>),
     /// A thread of the team could not be started.
     #[error("could not start thread {thread} of the CPU team: {reason}")]
     Thread {
@@ -53,6 +58,12 @@ pub enum KernelError {
         /// What the system said.
         reason: String,
     },
+}
+
+impl From<CudaError> for KernelError {
+    fn from(error: CudaError) -> KernelError {
+        KernelError::Cuda(Box::new(error))
+    }
 }
 
 impl KernelError {

@@ -68,7 +68,14 @@ fn one_rank(
 ) -> Result<(), Failure> {
     let rank = comm.rank();
     let device = Device::cpu(threads)?;
-    let options = LoadOptions { dtype: DType::BF16, max_batch_tokens: 512, block_size: BLOCK_SIZE };
+    let options = LoadOptions {
+        dtype: DType::BF16,
+        max_batch_tokens: 512,
+        block_size: BLOCK_SIZE,
+        max_num_seqs: 512,
+        max_model_len: 4096,
+        deterministic: true,
+    };
     let begin = Instant::now();
     let mut model = load(&device, checkpoint, partition, rank, &options, &|_, _| {})?;
     if rank.index() == 0 {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use consort_actors::{EnsembleError, GenerationError, SubmitError};
-use consort_kernels::KernelError;
+use consort_kernels::{KernelError, cuda::device::CudaError};
 use consort_parallel::checkpoint::CheckpointError;
 
 use crate::{
@@ -41,10 +41,18 @@ pub enum EngineError {
     /// The shard group did not come up.
     #[error("the shard group did not start")]
     Ensemble(#[from] EnsembleError),
+    /// A device that the topology names is not there, or of no use.
+    #[error("cannot use the devices of the topology")]
+    Device(#[from] DeviceError),
     /// A helper thread ended without a result.
     #[error("preparing the engine was interrupted")]
     Interrupted(#[from] tokio::task::JoinError),
 }
+
+/// Why a device that the topology names cannot be used.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error(transparent)]
+pub struct DeviceError(#[from] pub CudaError);
 
 /// Why a request was refused, or ended without an answer.
 #[derive(Debug, thiserror::Error)]

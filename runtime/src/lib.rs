@@ -47,5 +47,5 @@ pub use crate::{
         ChatOptions, Completion, Engine, EngineBuilder, EngineStatus, Finish, FinishReason, GenerateOptions,
         LiveRequest, Message, Prompt, StopReason, TextDelta, TextEvent, TextStream, Usage,
     },
-    error::{EngineError, RequestError},
+    error::{DeviceError, EngineError, RequestError},
 };

@@ -36,7 +36,8 @@ use consort_kernels::cuda::{
 use self::gate::Verdict;
 use crate::{venv, workspace::Workspace};
 
-const REQUIREMENTS: &str = "xtask/src/cubins/requirements.txt";
+/// The wheels, in one environment: their headers are what [`crate::abi`] wants.
+pub(crate) const REQUIREMENTS: &str = "xtask/src/cubins/requirements.txt";
 const LIBRARY: &str = "nvidia/cuda_nvrtc/lib";
 const DISASSEMBLER: &str = "nvidia/cu13/bin/nvdisasm";
 

@@ -6,6 +6,7 @@
 
 #![allow(clippy::print_stdout)] // a command line tool talks on standard output
 
+mod abi;
 mod cubins;
 mod demo;
 mod emulate;
@@ -40,6 +41,8 @@ enum Chore {
     Test(test::Args),
     /// Compile every CUDA kernel with NVRTC, fetched from PyPI; fail on spills, print registers and occupancy.
     Cubins(cubins::Args),
+    /// Hold the software driver's declarations against CUDA's headers, fetched from PyPI.
+    Abi(abi::Args),
     /// Check format, lints, docs, crate arrows, file sizes and where `unsafe` stands.
     Tidy(tidy::Args),
     /// Run the CUDA texts' tests on the host, perhaps under a sanitizer.
@@ -66,6 +69,7 @@ fn run(chore: Chore) -> anyhow::Result<()> {
         Chore::Demo(args) => demo::run(&workspace, &args),
         Chore::Test(args) => test::run(&workspace, &args),
         Chore::Cubins(args) => cubins::run(&workspace, &args),
+        Chore::Abi(args) => abi::run(&workspace, &args),
         Chore::Tidy(args) => tidy::run(&workspace, &args),
         Chore::Emulate(args) => emulate::run(&workspace, &args),
         Chore::Fixtures(args) => fixtures::run(&workspace, &args),

@@ -31,6 +31,14 @@ pub(super) enum Fault {
     LoadHang,
     /// Building takes [`SLOW_LOAD`], and says so all the while.
     LoadSlow,
+    /// `join` panics.
+    JoinPanic,
+    /// `join` fails.
+    JoinError,
+    /// `join` blocks until [`FakeFactory::release`].
+    JoinHang,
+    /// `join` aborts the collective and finds it aborted.
+    JoinAbort,
     /// `execute` panics.
     Panic,
     /// `execute` fails.
@@ -79,11 +87,14 @@ impl Latch {
     }
 }
 
-/// Faults by rank and by the number of the build or of the step (of the rank's whole life) that they strike.
+/// Faults by rank and by the number of the build, of the join or of the step (of the rank's whole life) that they
+/// strike.
 pub(super) struct FakeFactory {
     faults: Mutex<Vec<(Rank, u64, Fault)>>,
     /// Builds by rank.
     builds: Mutex<BTreeMap<Rank, u64>>,
+    /// Joins by rank.
+    joins: Mutex<BTreeMap<Rank, u64>>,
     /// Executors that exist.
     alive: Arc<AtomicU64>,
     released: Arc<AtomicBool>,
@@ -102,6 +113,7 @@ impl FakeFactory {
         Self {
             faults: Mutex::default(),
             builds: Mutex::default(),
+            joins: Mutex::default(),
             alive: Arc::default(),
             released: Arc::default(),
             build_latch: Latch::default(),
@@ -145,6 +157,14 @@ impl FakeFactory {
     }
 }
 
+/// Counts one more of `rank`; its number, from 0.
+fn count(counts: &Mutex<BTreeMap<Rank, u64>>, rank: Rank) -> u64 {
+    let mut counts = counts.lock().unwrap();
+    let count = counts.entry(rank).or_default();
+    *count += 1;
+    *count - 1
+}
+
 /// Lets tests keep the factory that an ensemble was given.
 pub(super) struct Shared(pub(super) Arc<FakeFactory>);
 
@@ -156,12 +176,7 @@ impl ShardFactory for Shared {
         progress: &ProgressReporter,
     ) -> Result<Box<dyn ShardExecutor>, ShardError> {
         self.0.build_latch.pass();
-        let build = {
-            let mut builds = self.0.builds.lock().unwrap();
-            let count = builds.entry(rank).or_default();
-            *count += 1;
-            *count - 1
-        };
+        let build = count(&self.0.builds, rank);
         let faults = [Fault::Load, Fault::LoadPanic, Fault::LoadHang, Fault::LoadSlow];
         match self.0.strikes(rank, build, &faults) {
             Some(Fault::Load) => {
@@ -212,6 +227,20 @@ pub(super) fn fake_draw(history: &[u32]) -> u32 {
 }
 
 impl ShardExecutor for FakeExecutor {
+    fn join(&mut self) -> Result<(), ShardError> {
+        let faults = [Fault::JoinPanic, Fault::JoinError, Fault::JoinHang, Fault::JoinAbort];
+        let join = count(&self.factory.joins, self.rank);
+        match self.factory.strikes(self.rank, join, &faults) {
+            Some(Fault::JoinError) => return Err(ShardError::load("injected: no path to the peers")),
+            Some(Fault::JoinHang) => self.factory.wait_for_release(),
+            Some(Fault::JoinAbort) => self.comm.abort_handle().abort("injected abort"),
+            Some(fault) => panic!("injected {fault:?}"),
+            None => {}
+        }
+        // Where models tell each other their addresses.
+        self.comm.barrier().map_err(|error| ShardError::Aborted { reason: error.to_string() })
+    }
+
     fn execute(&mut self, plan: &StepPlan) -> Result<StepResult, ShardError> {
         let faults = [Fault::Panic, Fault::Error, Fault::Hang, Fault::Digest, Fault::Nonsense];
         let fault = self.factory.strikes(self.rank, self.steps, &faults);

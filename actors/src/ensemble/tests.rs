@@ -1,5 +1,7 @@
 //! The actor tree over model-free executors: every test ends with no executor and no thread left.
 
+mod joining;
+
 use std::{
     error::Error,
     sync::{Arc, Mutex, atomic::Ordering},

@@ -14,7 +14,8 @@ use tokio::sync::oneshot;
 
 use super::{
     GroupMessage, RestartBudget,
-    state::{Gather, Incident, Silence, absent, names},
+    muster::{Muster, Mustered},
+    state::{Gather, Incident, Silence, names},
 };
 use crate::{
     ensemble::{Shared, THREAD_JOIN_MAX},
@@ -46,7 +47,7 @@ pub(crate) struct GroupState {
     phase: Phase,
     /// By rank. `None` between a shard's end and its successor's start.
     shards: Vec<Option<ActorRef<ShardMessage>>>,
-    loaded: Vec<bool>,
+    muster: Muster,
     collective: CollectiveGuard,
     gather: Gather,
     budget: RestartBudget,
@@ -124,7 +125,7 @@ impl Actor for GroupActor {
             first_load,
             phase: Phase::Forming,
             shards: vec![None; ranks],
-            loaded: vec![false; ranks],
+            muster: Muster::new(ranks),
             collective: CollectiveGuard(abort),
             gather: Gather::new(ranks),
             budget: RestartBudget::default(),
@@ -147,8 +148,17 @@ impl Actor for GroupActor {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             GroupMessage::Execute(plan) => state.execute(&plan),
+            GroupMessage::ShardBuilt { rank, epoch } => {
+                if state.forms(epoch) {
+                    state.muster.built(rank);
+                    state.silence.broken(Instant::now());
+                }
+            }
             GroupMessage::ShardLoaded { rank, epoch, weight_bytes, kv_bytes } => {
-                state.shard_loaded(&myself, rank, epoch, weight_bytes, kv_bytes);
+                // Of another epoch: it will report again for the one that it was told of since.
+                if state.forms(epoch) {
+                    state.shard_loaded(&myself, rank, weight_bytes, kv_bytes).await;
+                }
             }
             GroupMessage::ShardUnstarted { rank, epoch, error } => {
                 // A later epoch has tried again.
@@ -173,6 +183,9 @@ impl Actor for GroupActor {
                 // Expected of survivors once a rank fails or this group has aborted, which also ends the epoch.
                 if state.phase == Phase::Playing && epoch == state.epoch && !state.failing {
                     state.lose(&myself, Loss::Collective, format!("{rank}: {reason}")).await;
+                } else if state.forms(epoch) {
+                    let outcome = state.muster.aborted(rank, reason);
+                    state.mustered(&myself, outcome).await;
                 }
             }
             GroupMessage::ResultRefused { epoch, reason } => {
@@ -235,32 +248,51 @@ impl GroupState {
         }
     }
 
-    fn shard_loaded(
+    /// Whether ranks may still join this epoch.
+    fn forms(&self, epoch: Epoch) -> bool {
+        epoch == self.epoch && self.phase == Phase::Forming
+    }
+
+    async fn shard_loaded(
         &mut self,
         myself: &ActorRef<GroupMessage>,
         rank: Rank,
-        epoch: Epoch,
         weight_bytes: u64,
         kv_bytes: u64,
     ) {
-        if epoch != self.epoch || self.phase != Phase::Forming {
-            return; // It will report again for the epoch that it was told of since.
-        }
-        tracing::info!(rank = rank.0, epoch = epoch.0, weight_bytes, kv_bytes, "shard ready");
-        self.loaded[rank.index()] = true;
+        tracing::info!(rank = rank.0, epoch = self.epoch.0, weight_bytes, kv_bytes, "shard ready");
         self.silence.broken(Instant::now());
         self.shared.board.update(|status| {
             let of_rank = &mut status.ranks[rank.index()];
             (of_rank.weight_bytes, of_rank.kv_bytes) = (weight_bytes, kv_bytes);
             of_rank.state = ShardState::Ready;
         });
-        if self.loaded.contains(&false) {
-            return;
+        let outcome = self.muster.joined(rank);
+        self.mustered(myself, outcome).await;
+    }
+
+    /// Begins the epoch once every rank has joined it, or forms the next.
+    async fn mustered(&mut self, myself: &ActorRef<GroupMessage>, outcome: Option<Mustered>) {
+        match outcome {
+            None => {}
+            Some(Mustered::All) => self.play(myself),
+            Some(Mustered::Aborted(rank, reason)) => match self.first_load.take() {
+                Some(first_load) => {
+                    self.fail(&format!("{rank}: {reason}"));
+                    let source = ShardError::Aborted { reason };
+                    let _ = first_load.send(Err(EnsembleError::Load { rank, source }));
+                }
+                None => self.lose(myself, Loss::Collective, format!("{rank}: {reason}")).await,
+            },
         }
+    }
+
+    fn play(&mut self, myself: &ActorRef<GroupMessage>) {
         self.phase = Phase::Playing;
         self.incident.end();
         // Before readiness, so that no request overtakes it.
-        let _ = self.scheduler.cast(SchedulerMessage::GroupFormed { epoch, group: myself.clone() });
+        let _ =
+            self.scheduler.cast(SchedulerMessage::GroupFormed { epoch: self.epoch, group: myself.clone() });
         self.shared.board.transition(EnsembleState::Ready);
         if let Some(first_load) = self.first_load.take() {
             let _ = first_load.send(Ok(())); // Whoever started may have given up.
@@ -304,7 +336,7 @@ impl GroupState {
         let reports = self.shared.load_reports.load(Ordering::Relaxed);
         let progress = reports != std::mem::replace(&mut self.load_reports, reports);
         let awaited = match self.phase {
-            Phase::Forming if self.first_load.is_none() && !progress => Some((None, absent(&self.loaded))),
+            Phase::Forming if self.first_load.is_none() && !progress => Some((None, self.muster.missing())),
             Phase::Playing => self.gather.missing().map(|(step, ranks)| (Some(step), ranks)),
             Phase::Forming | Phase::Failed => None,
         };
@@ -353,7 +385,7 @@ impl GroupState {
         self.epoch = self.shared.next_epoch();
         self.collective = CollectiveGuard(abort);
         self.gather = Gather::new(self.shards.len());
-        self.loaded.fill(false);
+        self.muster = Muster::new(self.shards.len());
         self.phase = Phase::Forming;
         let rebuild = match loss {
             Loss::Rank(_) | Loss::Collective | Loss::Silence => false,

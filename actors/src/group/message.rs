@@ -11,11 +11,13 @@ use crate::{
 };
 
 /// Messages of the shard group. Bounded by the protocol: plans by the steps in flight, one report of each rank per plan
-/// and per epoch, its failure and end, and a timer's tick per period.
+/// and two per epoch, its failure and end, and a timer's tick per period.
 pub(crate) enum GroupMessage {
     /// Have every shard execute a step.
     Execute(Arc<StepPlan>),
-    /// A shard is ready in an epoch.
+    /// A shard has its weights, and meets the others of an epoch.
+    ShardBuilt { rank: Rank, epoch: Epoch },
+    /// A shard has met the others, and is ready in an epoch.
     ShardLoaded { rank: Rank, epoch: Epoch, weight_bytes: u64, kv_bytes: u64 },
     /// A shard could not even be started.
     ShardUnstarted { rank: Rank, epoch: Epoch, error: ShardError },
@@ -23,7 +25,7 @@ pub(crate) enum GroupMessage {
     ShardFailing { rank: Rank, epoch: Epoch, reason: String },
     /// A shard executed a step.
     ShardExecuted { rank: Rank, result: StepResult },
-    /// A sound shard could not finish a step, because the collective was aborted.
+    /// A sound shard could not meet the others, or not finish a step, because the collective was aborted.
     ShardAborted { rank: Rank, epoch: Epoch, reason: String },
     /// The scheduler could make no sense of a result.
     ResultRefused { epoch: Epoch, reason: String },

@@ -1,11 +1,13 @@
 //! The shard group: N shards that execute the same plans, and their common life.
 //!
 //! It scatters plans, gathers results, compares what the ranks drew, and decides what follows when a shard is lost:
-//! the epoch is fenced, the collective aborted, the lost rank built anew, the survivors joined to it. A rank that does
-//! not answer at all is a loss too; see [`SILENCE_MAX`].
+//! the epoch is fenced, the collective aborted, the lost rank built anew, the survivors joined to it. An epoch begins
+//! once every rank has its weights and has met the others; a rank that could not meet them because another failed keeps
+//! its own. A rank that does not answer at all is a loss too; see [`SILENCE_MAX`].
 
 mod actor;
 mod message;
+mod muster;
 mod state;
 
 #[cfg(test)]

@@ -184,7 +184,7 @@ impl Gather {
 }
 
 /// Ranks that have not done something yet.
-pub(super) fn absent(done: &[bool]) -> Vec<Rank> {
+fn absent(done: &[bool]) -> Vec<Rank> {
     (0..).map(Rank).zip(done).filter(|(_, done)| !**done).map(|(rank, _)| rank).collect()
 }
 

@@ -4,8 +4,11 @@ use std::time::{Duration, Instant};
 
 use consort_parallel::ids::Rank;
 
-use super::state::{
-    Gather, GatherError, Incident, RESTART_WINDOW, RESTARTS_MAX, RestartBudget, SILENCE_MAX, Silence,
+use super::{
+    muster::{Muster, Mustered},
+    state::{
+        Gather, GatherError, Incident, RESTART_WINDOW, RESTARTS_MAX, RestartBudget, SILENCE_MAX, Silence,
+    },
 };
 use crate::{
     ids::{Epoch, Step},
@@ -119,4 +122,31 @@ fn restarts_that_never_play_are_bounded_however_long_they_take() {
     assert!(!incident.may_restart());
     incident.end();
     assert!(incident.may_restart(), "a group that played in between starts counting anew");
+}
+
+#[test]
+fn an_epoch_begins_when_all_ranks_have_met() {
+    let mut muster = Muster::new(3);
+    for rank in 0..3 {
+        assert_eq!(muster.missing(), (rank..3).map(Rank).collect::<Vec<_>>(), "who waits is not waited for");
+        muster.built(Rank(rank));
+    }
+    assert_eq!(muster.missing(), [Rank(0), Rank(1), Rank(2)], "any of them may be what keeps the others");
+    assert_eq!((muster.joined(Rank(1)), muster.joined(Rank(0))), (None, None));
+    assert_eq!(muster.missing(), [Rank(2)]);
+    assert_eq!(muster.joined(Rank(2)), Some(Mustered::All));
+}
+
+#[test]
+fn ranks_sent_away_wait_for_the_one_that_has_not_answered() {
+    let mut muster = Muster::new(3);
+    (0..3).for_each(|rank| muster.built(Rank(rank)));
+    assert_eq!(
+        muster.aborted(Rank(2), "rank 1 left".into()),
+        None,
+        "rank 1 failed, and its end will be told"
+    );
+    assert_eq!(muster.joined(Rank(0)), None);
+    let aborted = muster.aborted(Rank(1), "so it is".into());
+    assert_eq!(aborted, Some(Mustered::Aborted(Rank(2), "rank 1 left".into())), "nobody failed");
 }

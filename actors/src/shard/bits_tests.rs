@@ -66,7 +66,14 @@ struct Answer {
 
 fn executors(checkpoint: &Checkpoint, setup: Setup) -> Vec<ModelExecutor> {
     let partition = &Partition::new(checkpoint.config(), setup.width, None).unwrap();
-    let options = &LoadOptions { dtype: setup.dtype, max_batch_tokens: setup.budget, block_size: BLOCK_SIZE };
+    let options = &LoadOptions {
+        dtype: setup.dtype,
+        max_batch_tokens: setup.budget,
+        block_size: BLOCK_SIZE,
+        max_num_seqs: setup.budget,
+        max_model_len: 4096,
+        deterministic: true,
+    };
     LocalGroup::new(setup.width)
         .into_iter()
         .map(|comm| {

@@ -124,7 +124,7 @@ fn compute(
 ) -> Result<(), ShardError> {
     let ComputeArguments { rank, epoch, comm, factory, progress, group, shard: _ } = arguments;
     let mut executor = present.insert(factory.build(rank, comm, &progress)?);
-    report_loaded(&group, rank, epoch, executor.as_ref());
+    join(&group, rank, epoch, executor.as_mut())?;
     // The queue closes when the actor ends.
     while let Ok(command) = commands.recv() {
         match command {
@@ -146,16 +146,31 @@ fn compute(
                     *present = None;
                     executor = present.insert(factory.build(rank, comm, &progress)?);
                 }
-                report_loaded(&group, rank, epoch, executor.as_ref());
+                join(&group, rank, epoch, executor.as_mut())?;
             }
         }
     }
     Ok(())
 }
 
-fn report_loaded(group: &ActorRef<GroupMessage>, rank: Rank, epoch: Epoch, executor: &dyn ShardExecutor) {
-    let (weight_bytes, kv_bytes) = (executor.weight_bytes(), executor.kv_bytes());
-    let _ = group.cast(GroupMessage::ShardLoaded { rank, epoch, weight_bytes, kv_bytes });
+/// Has the executor meet its peers, and tells the group when it comes to that and what came of it.
+fn join(
+    group: &ActorRef<GroupMessage>,
+    rank: Rank,
+    epoch: Epoch,
+    executor: &mut dyn ShardExecutor,
+) -> Result<(), ShardError> {
+    let _ = group.cast(GroupMessage::ShardBuilt { rank, epoch });
+    let outcome = match executor.join() {
+        Ok(()) => {
+            let (weight_bytes, kv_bytes) = (executor.weight_bytes(), executor.kv_bytes());
+            GroupMessage::ShardLoaded { rank, epoch, weight_bytes, kv_bytes }
+        }
+        Err(ShardError::Aborted { reason }) => GroupMessage::ShardAborted { rank, epoch, reason },
+        Err(error) => return Err(error),
+    };
+    let _ = group.cast(outcome);
+    Ok(())
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {

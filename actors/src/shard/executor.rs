@@ -2,34 +2,35 @@
 
 use std::collections::BTreeMap;
 
-use consort_kernels::sampling::{SamplingParams, TokenHistory, log_probabilities, sample};
+use consort_kernels::sampling::{SamplingParams, TokenHistory};
 use consort_parallel::{
     batch::{Batch, BatchSpan},
     collective::Collective,
     ids::{BlockId, Rank},
     kv::KvStore,
-    model::Model,
+    model::{Draw, Model, PromptToken, RowOutcome, RowRequest},
 };
 
 use super::{Rejoined, ShardExecutor};
 use crate::{
     error::ShardError,
     ids::{Epoch, SequenceId, Step},
-    plan::{NewSequence, Output, Sampled, Span, SpanOutput, StepPlan, StepResult, TokenLogprobs, Tokens},
+    plan::{NewSequence, Output, Sampled, Span, SpanOutput, StepPlan, StepResult, Tokens},
 };
 
-/// Executes plans with a [`Model`]. Every rank computes the same tokens; rank 0 reports them.
+/// Executes plans with a [`Model`]. Every rank computes the same tokens; rank 0 reports them. Knows nothing of the
+/// device: whether its memory is the host's is the model's and the pages' concern.
 pub struct ModelExecutor {
     model: Box<dyn Model>,
     kv: KvStore,
     comm: Box<dyn Collective>,
+    /// Whether the model has met its peers in this epoch.
+    joined: bool,
     fence: StepFence,
     sequences: BTreeMap<SequenceId, SequenceState>,
     batch: Batch,
     wanted: Vec<WantedRow>,
-    /// One row of logits as they came, for log-probabilities.
-    raw: Vec<f32>,
-    /// Why a step of this epoch was cut short. Until the next epoch no plan can be carried out.
+    /// Why this epoch was cut short, in a step or before the first. Until the next epoch no plan can be carried out.
     aborted: Option<String>,
 }
 
@@ -43,12 +44,11 @@ struct SequenceState {
     last_sampled: Option<u32>,
 }
 
-/// What one row of logits is for.
+/// What one output row is for.
 #[derive(Clone, Copy, Debug)]
 struct WantedRow {
     sequence: SequenceId,
-    /// The prompt token that follows the row, and how many alternatives to report with it.
-    prompt: Option<(u32, u32)>,
+    prompt: Option<PromptToken>,
     /// Position of the token to draw after the row.
     draw_at: Option<u64>,
 }
@@ -75,17 +75,17 @@ impl StepFence {
 }
 
 impl ModelExecutor {
-    /// An executor without sequences. Its epoch is that of the first plan.
+    /// An executor without sequences, which has not joined its group yet. Its epoch is that of the first plan.
     pub fn new(model: Box<dyn Model>, kv: KvStore, comm: Box<dyn Collective>) -> Self {
         Self {
             model,
             kv,
             comm,
+            joined: false,
             fence: StepFence { epoch: None, next: Step(0) },
             sequences: BTreeMap::new(),
             batch: Batch::default(),
             wanted: Vec::new(),
-            raw: Vec::new(),
             aborted: None,
         }
     }
@@ -129,38 +129,28 @@ impl ModelExecutor {
         Ok(())
     }
 
-    /// Takes the logits group by group, draws, and reports on rank 0.
+    /// Has the model draw, remembers the tokens, and reports on rank 0.
     fn draw(&mut self, step: Step, result: &mut StepResult) -> Result<(), ShardError> {
         let reports = self.comm.rank() == Rank(0);
-        let (vocab_size, group_rows) = (self.model.vocab_size(), self.model.logit_rows_max().max(1));
+        let requests: Vec<_> = self.wanted.iter().map(|row| row.request(&self.sequences)).collect();
+        let outcomes = self.model.outcomes(&requests, reports, self.comm.as_mut());
+        let outcomes = outcomes.map_err(|source| ShardError::model(step, source))?;
+        assert_eq!(outcomes.len(), self.wanted.len(), "a model answers every output row");
         let mut digest = Digest::new();
-        for first in (0..self.wanted.len()).step_by(group_rows) {
-            let rows = first..self.wanted.len().min(first + group_rows);
-            let logits = self.model.logits(rows.clone(), self.comm.as_mut());
-            let logits = logits.map_err(|source| ShardError::model(step, source))?;
-            for (row, wanted) in logits.chunks_exact_mut(vocab_size).zip(&self.wanted[rows]) {
-                if reports && let Some((token, top)) = wanted.prompt {
-                    output_of(result, wanted.sequence).prompt_logprobs.push(token_logprobs(row, token, top));
-                }
-                let Some(position) = wanted.draw_at else { continue };
-                let Some(state) = self.sequences.get_mut(&wanted.sequence) else { continue };
-                let wants_logprobs = state.logprobs.filter(|_| reports);
-                self.raw.clear();
-                if wants_logprobs.is_some() {
-                    self.raw.extend_from_slice(row); // The sampler writes in the row.
-                }
-                state.sampling.adjustments.apply(row, &state.history);
-                let drawn = sample(row, &state.sampling, position);
-                // A sequence without a token ends when this step is absorbed; a step planned ahead needs any id.
-                let token = drawn.unwrap_or(0);
-                state.last_sampled = Some(token);
-                digest.token(wanted.sequence, token);
-                if reports {
-                    let logprobs = wants_logprobs.map(|top| token_logprobs(&self.raw, token, top));
-                    let output = output_of(result, wanted.sequence);
-                    output.broken |= drawn.is_none();
-                    output.sampled.push(Sampled { token, logprobs });
-                }
+        for (wanted, RowOutcome { prompt, drawn }) in self.wanted.iter().zip(outcomes) {
+            if reports && let Some(prompt) = prompt {
+                output_of(result, wanted.sequence).prompt_logprobs.push(prompt);
+            }
+            let Some(drawn) = drawn else { continue };
+            let Some(state) = self.sequences.get_mut(&wanted.sequence) else { continue };
+            // A sequence without a token ends when this step is absorbed; a step planned ahead needs any id.
+            let token = drawn.token.unwrap_or(0);
+            state.last_sampled = Some(token);
+            digest.token(wanted.sequence, token);
+            if reports {
+                let output = output_of(result, wanted.sequence);
+                output.broken |= drawn.token.is_none();
+                output.sampled.push(Sampled { token, logprobs: drawn.logprobs });
             }
         }
         result.digest = digest.value();
@@ -174,8 +164,9 @@ impl ModelExecutor {
         for new in &plan.begin {
             self.sequences.insert(new.sequence, SequenceState::new(new));
         }
-        for copy in &plan.copies {
-            let copied = self.kv.copy_block(copy.from, copy.to);
+        if !plan.copies.is_empty() {
+            let copies: Vec<_> = plan.copies.iter().map(|copy| (copy.from, copy.to)).collect();
+            let copied = self.kv.copy_blocks(&copies);
             copied.map_err(|source| ShardError::model(plan.step, source.into()))?;
         }
         let mut result = StepResult { epoch: plan.epoch, step: plan.step, outputs: Vec::new(), digest: 0 };
@@ -190,19 +181,44 @@ impl ModelExecutor {
         }
         Ok(result)
     }
-}
 
-impl ShardExecutor for ModelExecutor {
-    fn execute(&mut self, plan: &StepPlan) -> Result<StepResult, ShardError> {
-        // A plan made ahead may follow an aborted step: it misses that step's tokens, which is nobody's mistake.
+    /// Does `work` of this epoch, unless the epoch was cut short: then, and if `work` is aborted, this rank is sound
+    /// and waits for the next.
+    fn in_epoch<R>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<R, ShardError>,
+    ) -> Result<R, ShardError> {
         if let Some(reason) = &self.aborted {
             return Err(ShardError::Aborted { reason: reason.clone() });
         }
-        let result = self.carry_out(plan);
+        let result = work(self);
         if let Err(ShardError::Aborted { reason }) = &result {
             self.aborted = Some(reason.clone());
         }
         result
+    }
+
+    fn meet_peers(&mut self) -> Result<(), ShardError> {
+        if !self.joined {
+            self.model.join(self.comm.as_mut()).map_err(ShardError::join)?;
+            self.joined = true;
+        }
+        Ok(())
+    }
+}
+
+impl ShardExecutor for ModelExecutor {
+    fn join(&mut self) -> Result<(), ShardError> {
+        self.in_epoch(Self::meet_peers)
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<StepResult, ShardError> {
+        // A plan made ahead may follow an aborted step: it misses that step's tokens, which is nobody's mistake.
+        self.in_epoch(|executor| {
+            // Whoever drives an executor without a group's protocol joins with the first step.
+            executor.meet_peers()?;
+            executor.carry_out(plan)
+        })
     }
 
     fn weight_bytes(&self) -> u64 {
@@ -215,10 +231,23 @@ impl ShardExecutor for ModelExecutor {
 
     fn rejoin(&mut self, epoch: Epoch, comm: Box<dyn Collective>) -> Result<Rejoined, ShardError> {
         self.comm = comm;
+        self.joined = false;
         self.fence = StepFence { epoch: Some(epoch), next: Step(0) };
         self.sequences.clear();
         self.aborted = None;
         Ok(Rejoined::Kept)
+    }
+}
+
+impl WantedRow {
+    fn request<'a>(&self, sequences: &'a BTreeMap<SequenceId, SequenceState>) -> RowRequest<'a> {
+        let draw = self.draw_at.zip(sequences.get(&self.sequence)).map(|(position, state)| Draw {
+            sampling: &state.sampling,
+            history: &state.history,
+            position,
+            logprobs: state.logprobs,
+        });
+        RowRequest { prompt: self.prompt, draw }
     }
 }
 
@@ -255,7 +284,7 @@ fn check_span(span: &Span, state: &SequenceState, rows: usize, kv: &KvStore) -> 
     Ok(())
 }
 
-/// Notes the rows of `span` whose logits are wanted. `len` is the sequence's length after the span.
+/// Notes the rows of `span` of which something is wanted. `len` is the sequence's length after the span.
 fn want_rows(
     span: &Span,
     rows: std::ops::Range<usize>,
@@ -272,7 +301,7 @@ fn want_rows(
         let is_last = row + 1 == rows.end;
         let prompt = prompt.and_then(|(top, next)| {
             let follower = if is_last { next } else { Some(batch.tokens[row + 1]) };
-            follower.map(|token| (token, top))
+            follower.map(|token| PromptToken { token, top })
         });
         let draw_at = (sample && is_last).then_some(len);
         if prompt.is_some() || draw_at.is_some() {
@@ -280,11 +309,6 @@ fn want_rows(
             wanted.push(WantedRow { sequence: span.sequence, prompt, draw_at });
         }
     }
-}
-
-fn token_logprobs(logits: &[f32], token: u32, top: u32) -> TokenLogprobs {
-    let (logprob, top) = log_probabilities(logits, token, top as usize);
-    TokenLogprobs { token, logprob, top }
 }
 
 /// The output of `sequence`, whose rows are consecutive.

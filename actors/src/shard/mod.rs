@@ -55,6 +55,13 @@ pub trait ShardFactory: Send + Sync + 'static {
 
 /// Executes plans on one rank. Lives on the rank's compute thread.
 pub trait ShardExecutor {
+    /// Meets the other ranks of the epoch, before its first step: called once it is built, and after each
+    /// [`ShardExecutor::rejoin`] that keeps it. Waits for ranks that still load. [`ShardError::Aborted`] says that this
+    /// rank is sound and the group is not; any other error ends the executor.
+    fn join(&mut self) -> Result<(), ShardError> {
+        Ok(())
+    }
+
     /// Executes one step. [`ShardError::Aborted`] says that this rank is sound and the group is not; any other error
     /// ends the executor.
     fn execute(&mut self, plan: &StepPlan) -> Result<StepResult, ShardError>;

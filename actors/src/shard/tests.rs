@@ -1,6 +1,12 @@
 //! The real executor over a model that is a pure function of the tokens in its pages.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+};
 
 use consort_kernels::{
     DType,
@@ -13,7 +19,7 @@ use consort_parallel::{
     collective::{Collective, LocalGroup},
     ids::BlockId,
     kv::{KvLayout, KvStore},
-    model::{Model, ModelError},
+    model::{DrawOnHost, HostModel, ModelError},
 };
 
 use super::{ModelExecutor, Rejoined, ShardExecutor};
@@ -31,8 +37,12 @@ const BLOCK: usize = 16;
 const BLOCKS: usize = 8;
 const LOGIT_ROWS_MAX: usize = 3;
 
-/// Keeps tokens by page, and computes logits from the history that a block table names.
+/// Keeps tokens by page, and computes logits from the history that a block table names. Every life of its group begins
+/// with a meeting, and nothing may come before.
+#[derive(Default)]
 struct TableModel {
+    met: bool,
+    joins: Arc<AtomicUsize>,
     pages: BTreeMap<(BlockId, usize), u32>,
     histories: Vec<Vec<u32>>,
     logits: Vec<f32>,
@@ -52,13 +62,24 @@ fn logits_after(history: &[u32]) -> Vec<f32> {
     (0..VOCAB as u64).map(|id| ((hash ^ id.wrapping_mul(0x9e37_79b9)) % 1009) as f32 / 200.0).collect()
 }
 
-impl Model for TableModel {
+impl HostModel for TableModel {
+    fn join(&mut self, comm: &mut dyn Collective) -> Result<(), ModelError> {
+        self.met = false;
+        let rank = comm.rank().0;
+        let peers = comm.exchange(&rank.to_le_bytes())?;
+        assert_eq!(peers, (0..comm.size() as u16).map(|rank| rank.to_le_bytes()).collect::<Vec<_>>());
+        self.joins.fetch_add(1, SeqCst);
+        self.met = true;
+        Ok(())
+    }
+
     fn forward(
         &mut self,
         batch: &Batch,
         _kv: &mut KvStore,
         comm: &mut dyn Collective,
     ) -> Result<(), ModelError> {
+        assert!(self.met);
         comm.barrier()?;
         self.histories.clear();
         let wanted = |row: usize| batch.output_rows.contains(&row);
@@ -108,10 +129,15 @@ impl Model for TableModel {
 }
 
 fn executor(comm: Box<dyn Collective>) -> ModelExecutor {
+    counted(comm, &Arc::default())
+}
+
+/// An executor whose model counts the meetings that it came to.
+fn counted(comm: Box<dyn Collective>, joins: &Arc<AtomicUsize>) -> ModelExecutor {
     let layout = KvLayout { pages: PageShape::new(BLOCK, 1, 4).unwrap(), num_layers: 1, dtype: DType::F32 };
     let kv = KvStore::new(&Device::cpu(1).unwrap(), layout, BLOCKS).unwrap();
-    let model = TableModel { pages: BTreeMap::new(), histories: Vec::new(), logits: Vec::new() };
-    ModelExecutor::new(Box::new(model), kv, comm)
+    let model = TableModel { joins: Arc::clone(joins), ..TableModel::default() };
+    ModelExecutor::new(Box::new(DrawOnHost::new(model)), kv, comm)
 }
 
 fn alone() -> ModelExecutor {
@@ -266,6 +292,67 @@ fn plans_made_ahead_of_an_aborted_step_are_aborted_too_until_the_next_epoch() {
     let mut again = plan(0, vec![begin(0, None)], vec![span(0, given(0..5), &[0], Output::Sample)]);
     again.epoch = Epoch(5);
     assert_eq!(sampled(&executor.execute(&again).unwrap()), [draw(&[0, 1, 2, 3, 4])]);
+}
+
+#[test]
+fn a_model_joins_once_in_each_life_of_its_group() {
+    let joins = Arc::new(AtomicUsize::new(0));
+    let solo = || Box::new(LocalGroup::new(1).remove(0));
+    let mut executor = counted(solo(), &joins);
+    assert_eq!(joins.load(SeqCst), 0, "building needs no peers");
+    executor.join().unwrap();
+    executor.join().unwrap();
+    executor
+        .execute(&plan(0, vec![begin(0, None)], vec![span(0, given(0..2), &[0], Output::Sample)]))
+        .unwrap();
+    assert_eq!(joins.load(SeqCst), 1);
+    executor.rejoin(Epoch(5), solo()).unwrap();
+    executor.join().unwrap();
+    assert_eq!(joins.load(SeqCst), 2);
+    // Whoever drives an executor without joining gets the same with its first step.
+    executor.rejoin(Epoch(6), solo()).unwrap();
+    executor.execute(&StepPlan { epoch: Epoch(6), ..plan(0, vec![], vec![]) }).unwrap();
+    executor.execute(&StepPlan { epoch: Epoch(6), ..plan(1, vec![], vec![]) }).unwrap();
+    assert_eq!(joins.load(SeqCst), 3);
+}
+
+#[test]
+fn a_rank_whose_group_is_aborted_while_it_joins_is_sound_and_joins_the_next() {
+    let joins = Arc::new(AtomicUsize::new(0));
+    let mut group = LocalGroup::new(2);
+    let (peer, own) = (group.remove(1), group.remove(0));
+    let mut executor = counted(Box::new(own), &joins);
+    let (joined, executed) = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            drop(peer);
+        });
+        (executor.join(), executor.execute(&plan(0, vec![], vec![])))
+    });
+    for result in [joined, executed.map(drop)] {
+        assert!(
+            matches!(&result, Err(ShardError::Aborted { reason }) if reason == "rank 1 left the group"),
+            "{result:?}"
+        );
+    }
+    assert_eq!(joins.load(SeqCst), 0);
+    executor.rejoin(Epoch(5), Box::new(LocalGroup::new(1).remove(0))).unwrap();
+    executor.join().unwrap();
+    let mut again = plan(0, vec![begin(0, None)], vec![span(0, given(0..5), &[0], Output::Sample)]);
+    again.epoch = Epoch(5);
+    assert_eq!(sampled(&executor.execute(&again).unwrap()), [draw(&[0, 1, 2, 3, 4])]);
+}
+
+#[test]
+fn a_model_that_cannot_join_fails_its_rank() {
+    let mut group = LocalGroup::new(2);
+    let mut peer = group.remove(1);
+    let mut executor = executor(Box::new(group.remove(0)));
+    std::thread::scope(|scope| {
+        scope.spawn(move || peer.barrier().unwrap_err());
+        let error = executor.join().unwrap_err();
+        assert!(matches!(error, ShardError::Join { .. }), "{error}");
+    });
 }
 
 #[test]

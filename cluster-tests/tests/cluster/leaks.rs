@@ -20,7 +20,14 @@ use crate::harness::root;
 
 const RANKS: usize = 3;
 const BLOCKS: usize = 24;
-const OPTIONS: LoadOptions = LoadOptions { dtype: DType::F32, max_batch_tokens: 32, block_size: 16 };
+const OPTIONS: LoadOptions = LoadOptions {
+    dtype: DType::F32,
+    max_batch_tokens: 32,
+    block_size: 16,
+    max_num_seqs: 32,
+    max_model_len: 4096,
+    deterministic: true,
+};
 
 struct TinyFactory {
     checkpoint: Arc<Checkpoint>,

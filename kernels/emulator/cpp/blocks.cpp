@@ -44,6 +44,16 @@ void run_lane(Lane& lane) {
     current = nullptr;
 }
 
+// Threads of no block, with their stacks.
+thread_local std::vector<std::unique_ptr<Lane>> idle_lanes;
+
+std::unique_ptr<Lane> take_lane() {
+    if (idle_lanes.empty()) return std::make_unique<Lane>();
+    std::unique_ptr<Lane> lane = std::move(idle_lanes.back());
+    idle_lanes.pop_back();
+    return lane;
+}
+
 // Threads whose stacks are kept for the next launch. Linux allows a process some 65,000 mappings; a stack takes two.
 // The race detector never gives back what it has taken for a thread, so there none ends before the process.
 #ifdef CONSORT_TSAN
@@ -61,12 +71,7 @@ void begin(Block& block) {
     block.shared.take(launch.shared_bytes);
     block.warps.resize((block.threads + 31) / 32);
     for (unsigned at = 0; at < block.threads; at++) {
-        if (machine->idle.empty()) {
-            machine->lanes.push_back(std::make_unique<Lane>());
-            machine->idle.push_back(machine->lanes.back().get());
-        }
-        Lane& lane = *machine->idle.back();
-        machine->idle.pop_back();
+        Lane& lane = *block.lanes.emplace_back(take_lane());
         lane.place.thread = {at % x, at / x % y, at / x / y};
         lane.place.block = block.index;
         lane.place.block_size = {x, y, z};
@@ -80,19 +85,18 @@ void begin(Block& block) {
         lane.copying->open.clear();
         lane.copying->groups.clear();
         lane.fiber.prepare(run_thread);
-        block.lanes.push_back(&lane);
         block.warps[at / 32].alive |= 1u << at % 32;
     }
     block.begun = true;
 }
 
 void end(Block& block) {
-    for (Lane* lane : block.lanes) {
+    for (std::unique_ptr<Lane>& lane : block.lanes) {
         lane->fiber.abandon();
 #ifdef CONSORT_TSAN
         machine->spent.push_back(std::move(lane->copying));
 #endif
-        machine->idle.push_back(lane);
+        idle_lanes.push_back(std::move(lane));
     }
     block.lanes.clear();
     if (block.begun && !machine->failed && !block.shared.intact())
@@ -134,15 +138,22 @@ void report_deadlock(const std::vector<Block*>& under_way) {
     std::string text = "no thread can go on";
     std::map<std::string, const Lane*> places;
     for (const Block* block : under_way)
-        for (const Lane* lane : block->lanes) {
+        for (const auto& lane : block->lanes) {
             if (lane->done) continue;
             std::string place = lane->waits_for ? std::string(lane->waits_in) + " in line " +
                                                       std::to_string(lane->waits_line)
                                                 : std::string("a loop that polls memory");
-            places.emplace(place, lane);
+            places.emplace(place, lane.get());
         }
     for (const auto& [place, lane] : places) text += "\n  " + describe(*lane) + " waits in " + place;
     fail(text);
+}
+
+bool somebody_polls(const std::vector<Block*>& under_way) {
+    for (const Block* block : under_way)
+        for (const auto& lane : block->lanes)
+            if (!lane->done && (!lane->waits_for || *lane->waits_for != lane->seen)) return true;
+    return false;
 }
 
 void end_finished(std::vector<Block*>& under_way) {
@@ -154,10 +165,7 @@ void end_finished(std::vector<Block*>& under_way) {
 }
 
 void give_back_lanes() {
-    if (machine->lanes.size() <= LANES_KEPT) return;
-    machine->lanes.resize(LANES_KEPT);
-    machine->idle.clear();
-    for (const auto& lane : machine->lanes) machine->idle.push_back(lane.get());
+    if (idle_lanes.size() > LANES_KEPT) idle_lanes.resize(LANES_KEPT);
 }
 
 } // namespace emulator

@@ -200,27 +200,55 @@ inline void multiply_16x8x16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]
 
 // ---- Between blocks and devices ----
 
-inline u32 load_acquire_system(const u32* pointer) {
+// Where accesses to memory are recorded (by whoever compiles kernels so), those through which threads tell each other
+// something are told apart from the rest. Elsewhere nothing happens.
+#ifdef CONSORT_RECORDED
+#define UNRECORDED __attribute__((no_sanitize_address))
+namespace emulator {
+void atomic_access(const void* pointer, unsigned bytes);
+void released(const void* flag);
+void acquired(const void* flag);
+} // namespace emulator
+#else
+#define UNRECORDED
+namespace emulator {
+inline void atomic_access(const void*, unsigned) {}
+inline void released(const void*) {}
+inline void acquired(const void*) {}
+} // namespace emulator
+#endif
+
+UNRECORDED inline u32 load_acquire_system(const u32* pointer) {
     emulator::poll();
-    return __atomic_load_n(pointer, __ATOMIC_ACQUIRE);
+    u32 value = __atomic_load_n(pointer, __ATOMIC_ACQUIRE);
+    emulator::atomic_access(pointer, sizeof *pointer);
+    emulator::acquired(pointer);
+    return value;
 }
-inline u32 load_relaxed_system(const u32* pointer) {
+UNRECORDED inline u32 load_relaxed_system(const u32* pointer) {
     emulator::poll();
+    emulator::atomic_access(pointer, sizeof *pointer);
     return __atomic_load_n(pointer, __ATOMIC_RELAXED);
 }
-inline void store_release_system(u32* pointer, u32 value) {
+UNRECORDED inline void store_release_system(u32* pointer, u32 value) {
     emulator::progress();
+    emulator::atomic_access(pointer, sizeof *pointer);
+    emulator::released(pointer);
     __atomic_store_n(pointer, value, __ATOMIC_RELEASE);
 }
-inline u32 fetch_add_device(u32* pointer, u32 value) {
+UNRECORDED inline u32 fetch_add_device(u32* pointer, u32 value) {
     emulator::progress();
+    emulator::atomic_access(pointer, sizeof *pointer);
+    emulator::released(pointer);
+    emulator::acquired(pointer);
     return __atomic_fetch_add(pointer, value, __ATOMIC_ACQ_REL);
 }
 inline void spin_pause() { emulator::poll(); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
-template <class T, class Change> inline T atomically(T* pointer, Change change) {
+template <class T, class Change> UNRECORDED inline T atomically(T* pointer, Change change) {
     T before, after;
+    emulator::atomic_access(pointer, sizeof *pointer);
     // Others run first: a thread may wait for them by this alone.
     emulator::poll();
     __atomic_load(pointer, &before, __ATOMIC_RELAXED);

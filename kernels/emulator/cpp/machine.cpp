@@ -11,8 +11,8 @@
 
 namespace emulator {
 
-thread_local Thread* current = nullptr;
-thread_local Machine* machine = nullptr;
+constinit thread_local Thread* current = nullptr;
+constinit thread_local Machine* machine = nullptr;
 
 std::string describe(const Lane& lane) {
     char text[256];
@@ -28,8 +28,6 @@ void fail(const std::string& what) {
     machine->failed = true;
 }
 
-namespace {
-
 Grid grid_of(const EmulatorGrid& launch) {
     Grid grid{&launch, find_kernel(launch.kernel), {}, {}, 0, 0, nullptr};
     for (std::size_t at = 0; at < launch.argument_count; at++) {
@@ -39,6 +37,31 @@ Grid grid_of(const EmulatorGrid& launch) {
     for (auto& argument : grid.arguments) grid.pointers.push_back(argument.data());
     return grid;
 }
+
+void add_blocks(Grid& grid, std::vector<std::unique_ptr<Block>>& blocks) {
+    auto [x, y, z] = grid.launch->grid;
+    for (unsigned at = 0; at < x * y * z; at++) {
+        blocks.push_back(std::make_unique<Block>());
+        blocks.back()->grid = &grid;
+        blocks.back()->index = {at % x, at / x % y, at / x / y};
+    }
+}
+
+void put_in_order(std::vector<std::unique_ptr<Block>>& blocks) {
+    if (machine->settings.order == DESCENDING) std::reverse(blocks.begin(), blocks.end());
+    if (machine->settings.order >= SHUFFLED)
+        for (std::size_t left = blocks.size(); left > 1; left--)
+            std::swap(blocks[left - 1], blocks[machine->next_random() % left]);
+}
+
+// Threads of a launch that failed have not said that they ended: what they allocated is left to the process's end.
+void forget_spent() {
+    if (machine->failed)
+        for (auto& copying : machine->spent) (void)copying.release();
+    machine->spent.clear();
+}
+
+namespace {
 
 void run(const EmulatorGrid* launches, std::size_t count) {
     std::vector<Grid> grids;
@@ -51,27 +74,16 @@ void run(const EmulatorGrid* launches, std::size_t count) {
     std::vector<std::unique_ptr<Block>> blocks;
     for (Grid& grid : grids) {
         publish(&grid.started);
-        auto [x, y, z] = grid.launch->grid;
-        for (unsigned at = 0; at < x * y * z; at++) {
-            blocks.push_back(std::make_unique<Block>());
-            blocks.back()->grid = &grid;
-            blocks.back()->index = {at % x, at / x % y, at / x / y};
-        }
+        add_blocks(grid, blocks);
     }
-    if (machine->settings.order == DESCENDING) std::reverse(blocks.begin(), blocks.end());
-    if (machine->settings.order >= SHUFFLED)
-        for (std::size_t left = blocks.size(); left > 1; left--)
-            std::swap(blocks[left - 1], blocks[machine->next_random() % left]);
+    put_in_order(blocks);
     if (machine->settings.together) {
         run_streams(grids, blocks);
     } else {
         run_blocks(blocks);
     }
     for (Grid& grid : grids) observe(&grid.ended);
-    // Threads of a launch that failed have not said that they ended: what they allocated is left to the process's end.
-    if (machine->failed)
-        for (auto& copying : machine->spent) (void)copying.release();
-    machine->spent.clear();
+    forget_spent();
 }
 
 } // namespace

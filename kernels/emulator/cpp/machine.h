@@ -24,7 +24,9 @@ struct Thread {
     unsigned linear;
 };
 
-extern thread_local Thread* current;
+// Constant-initialised and within the first block of thread-local storage: kernels ask for it all the time, also where
+// the machine is part of a shared library.
+extern constinit thread_local Thread* current __attribute__((tls_model("initial-exec")));
 
 // Ends the launch with a message that names kernel, rank, block and thread.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fault(const char* format, ...);

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-#include "machine.h"
+#include "state.h"
 
 namespace emulator {
 
@@ -16,18 +16,26 @@ namespace emulator {
 namespace {
 
 struct sigaction before_segv, before_bus;
-thread_local const void* touched = nullptr;
+[[noreturn]] void report() { fault("touches %p, where no memory of this kernel is", machine->touched); }
 
-[[noreturn]] void report() { fault("touches %p, where no memory of this kernel is", touched); }
+// Not a kernel's: whoever was there before decides, or the signal comes again and ends the process. This handler stays
+// where the other is one of its kind, because a program may hold two emulators.
+void pass_on(int signal, siginfo_t* info, void* raw) {
+    const struct sigaction& before = signal == SIGSEGV ? before_segv : before_bus;
+    if (before.sa_flags & SA_SIGINFO)
+        before.sa_sigaction(signal, info, raw);
+    else
+        sigaction(signal, &before, nullptr);
+}
 
 // The thread goes on in `report`, on its own stack: the handler itself could not switch fibers.
 void handle(int signal, siginfo_t* info, void* raw) {
     auto* context = static_cast<ucontext_t*>(raw);
     if (!current) {
-        sigaction(signal, signal == SIGSEGV ? &before_segv : &before_bus, nullptr);
+        pass_on(signal, info, raw);
         return;
     }
-    touched = info->si_addr;
+    machine->touched = info->si_addr;
     auto& registers = context->uc_mcontext.gregs;
     constexpr std::int64_t RED_ZONE = 128;
     registers[REG_RSP] = ((registers[REG_RSP] - RED_ZONE) & ~std::int64_t(15)) - 8;

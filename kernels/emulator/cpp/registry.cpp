@@ -10,7 +10,8 @@ namespace emulator {
 namespace {
 
 std::map<std::string, Kernel>& kernels() {
-    static std::map<std::string, Kernel> all;
+    // Never destroyed: a launch may be under way when the process ends.
+    static auto& all = *new std::map<std::string, Kernel>;
     return all;
 }
 

@@ -85,7 +85,7 @@ struct Block {
     char passed[2] = {};
     const Lane* left_first = nullptr;
     BlockMemory shared;
-    std::vector<Lane*> lanes;
+    std::vector<std::unique_ptr<Lane>> lanes;
     std::vector<Warp> warps;
 };
 
@@ -95,8 +95,8 @@ struct Machine {
     std::uint64_t events = 0;
     std::string failure;
     bool failed = false;
-    std::vector<std::unique_ptr<Lane>> lanes;
-    std::vector<Lane*> idle;
+    // Set when a thread touched memory that is not there; `failed` is, too.
+    const void* touched = nullptr;
     // For the race detector, what threads of this launch have allocated: it is freed when all of them are known to have
     // ended, and used by no other thread before, since the detector knows nothing of their order.
     std::vector<std::unique_ptr<Copying>> spent;
@@ -113,7 +113,7 @@ struct Machine {
 enum Order { ASCENDING, DESCENDING, SHUFFLED, FAR_WARP };
 enum Copies { LATE, AT_ONCE, BY_CHANCE };
 
-extern thread_local Machine* machine;
+extern constinit thread_local Machine* machine __attribute__((tls_model("initial-exec")));
 
 inline Lane& me() { return *reinterpret_cast<Lane*>(current); }
 
@@ -122,6 +122,18 @@ std::string describe(const Lane& lane);
 
 // Ends the launch; the first reason counts.
 void fail(const std::string& what);
+
+// A grid with its own copies of the arguments; `launch` must outlive it.
+Grid grid_of(const EmulatorGrid& launch);
+
+// Adds the blocks of a grid in the order of their indices.
+void add_blocks(Grid& grid, std::vector<std::unique_ptr<Block>>& blocks);
+
+// Brings blocks into the order that the settings ask for.
+void put_in_order(std::vector<std::unique_ptr<Block>>& blocks);
+
+// To be called when all threads of the grids have ended.
+void forget_spent();
 
 // ---- blocks.cpp ----
 
@@ -132,8 +144,14 @@ void end_finished(std::vector<Block*>& under_way);
 // Lets every thread run once, or, with FAR_WARP, one warp after another as far as it gets without the others.
 void run_round(Block& block);
 void report_deadlock(const std::vector<Block*>& under_way);
-// Keeps only so many stacks for the next launch.
+// Whether a thread could go on if memory changed.
+bool somebody_polls(const std::vector<Block*>& under_way);
+// Keeps only so many idle stacks for the next launch.
 void give_back_lanes();
+
+// Threads that a rank has under way at most, as a device has room for so many: kernels whose blocks wait for each other
+// must not have more.
+constexpr std::size_t RESIDENT_THREADS_MAX = 4096;
 
 // ---- streams.cpp ----
 

@@ -13,10 +13,6 @@ namespace {
 // rounds to see what it waits for.
 constexpr int IDLE_ROUNDS_MAX = 1000;
 
-// Threads that a rank has under way at most, as a device has room for so many: kernels whose blocks wait for each other
-// must not have more.
-constexpr std::size_t RESIDENT_THREADS_MAX = 4096;
-
 // The grids of one rank, one after the other as in a stream; as many blocks of a grid are under way as there is room.
 struct Stream {
     std::deque<std::deque<Block*>> waiting;

@@ -89,13 +89,18 @@ fn with_fixed_addresses(program: &Path) -> Command {
 
 /// Everything that a planted kernel's run prints.
 fn outcome(build: Build, kernel: &str, blocks: u32, settings: Settings) -> String {
+    outcome_with(build, kernel, blocks, settings, None)
+}
+
+/// The same, with one more word for the driver.
+fn outcome_with(build: Build, kernel: &str, blocks: u32, settings: Settings, word: Option<&str>) -> String {
     let mut command = match build {
         Build::Tsan => with_fixed_addresses(driver(build)),
         Build::Plain | Build::Asan => Command::new(driver(build)),
     };
     command.arg(kernel).arg(blocks.to_string());
     command.args([settings.order as u32, settings.copies as u32].map(|value| value.to_string()));
-    command.arg(settings.seed.to_string());
+    command.arg(settings.seed.to_string()).args(word);
     command.env("ASAN_OPTIONS", "detect_leaks=0").env("TSAN_OPTIONS", "halt_on_error=1");
     let output = command.output().expect("the driver runs");
     String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
@@ -225,6 +230,27 @@ fn emulator_finds_a_wait_without_end() {
         "waits_for_ever_by_exchange",
         &["no thread can go on", "thread (12, 0, 0)", "polls memory"],
     );
+}
+
+#[test]
+fn emulator_grids_run_bit_by_bit_end_as_those_run_at_once() {
+    let opened =
+        |kernel: &str, blocks, settings| outcome_with(Build::Plain, kernel, blocks, settings, Some("opened"));
+    let faults = ["reads_beyond_the_end", "divergent_barrier", "leaves_before_the_barrier"];
+    for settings in Settings::all() {
+        for (kernel, blocks) in
+            [("reverse_right", 1), ("rounds_right", 1), ("copied_right", 1), ("flag_right", 2)]
+        {
+            assert_eq!(opened(kernel, blocks, settings), "clean\n", "{kernel}, {settings:?}");
+        }
+        for kernel in faults {
+            let (found, at_once) = (opened(kernel, 1, settings), outcome(Build::Plain, kernel, 1, settings));
+            let described = |text: &str| text.split("touches").next().map(str::to_owned);
+            assert_eq!(described(&found), described(&at_once), "{settings:?}");
+        }
+        // Somebody else may still change what it polls.
+        assert_eq!(opened("waits_for_ever", 1, settings), "fault: waits_for_ever is blocked\n");
+    }
 }
 
 #[test]

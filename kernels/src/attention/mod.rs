@@ -94,13 +94,9 @@ pub fn attention<T: Kernels>(
         KernelError::check_index("attention", "KV head", kv, shape.pages.kv_heads())?;
     }
     check_spans(shape, spans, rows, tables, pages.len())?;
-    match device {
-        Device::Cpu(cpu) => {
-            let call =
-                cpu::Call { queries: queries.host(), heads, shape, pages: pages.host(), tables, spans };
-            cpu::attention(cpu, &call, out.host_mut());
-        }
-    }
+    let cpu = device.require_cpu("attention")?;
+    let call = cpu::Call { queries: queries.host(), heads, shape, pages: pages.host(), tables, spans };
+    cpu::attention(cpu, &call, out.host_mut());
     Ok(())
 }
 

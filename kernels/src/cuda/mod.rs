@@ -10,8 +10,12 @@ pub mod arch;
 mod args;
 pub mod cubins;
 pub mod declarations;
+pub mod device;
+mod dynamic;
 pub mod image;
 pub mod nvrtc;
+mod product;
+mod search;
 pub mod settings;
 mod slice;
 pub mod sources;
@@ -19,6 +23,7 @@ pub mod sources;
 mod testing;
 
 pub use args::Args;
+pub use product::Product;
 pub use slice::{DeviceSlice, DeviceSliceMut};
 
 use crate::KernelError;
@@ -51,6 +56,13 @@ pub trait Launcher {
 
     /// Multiprocessors of the device: how many blocks it takes to keep all of it busy.
     fn multiprocessors(&self) -> u32;
+
+    /// Enqueues a product on a library that is made for many rows. False where there is none, or where it does not take
+    /// this one: the caller multiplies then.
+    fn multiply(&self, product: &Product<'_>) -> Result<bool, KernelError> {
+        let _ = product;
+        Ok(false)
+    }
 }
 
 /// Refuses an address that 16-byte accesses would not take: on a device they end its context.

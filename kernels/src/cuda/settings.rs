@@ -6,7 +6,8 @@ use std::{env, ffi::OsString, path::PathBuf};
 /// What the environment says, as of one moment. An empty variable is as good as none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// `CONSORT_CUDA_LIB_PATH`: the library or its folder; if set, nothing else is tried.
+    /// `CONSORT_CUDA_LIB_PATH`: the folder of NVIDIA's libraries, the driver's included, or the file of one of them; if
+    /// set, nothing else is tried for those that it may name.
     pub library: Option<PathBuf>,
     /// `CUDA_HOME` and `CUDA_PATH`: toolkits.
     pub toolkits: Vec<PathBuf>,

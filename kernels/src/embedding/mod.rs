@@ -29,8 +29,6 @@ pub fn embedding<T: Element + Plain>(
 ) -> Result<(), KernelError> {
     let width = table.inputs();
     KernelError::check_len("embedding", "out", out.len(), tokens.len() * width)?;
-    match device {
-        Device::Cpu(cpu) => cpu::embedding(cpu, tokens, table, first, out.host_mut()),
-    }
+    cpu::embedding(device.require_cpu("embedding")?, tokens, table, first, out.host_mut());
     Ok(())
 }

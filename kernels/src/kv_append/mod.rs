@@ -109,8 +109,7 @@ pub fn kv_append<T: Element + Plain>(
     for &slot in slots {
         KernelError::check_index("kv_append", "slot", slot as usize, capacity)?;
     }
-    match device {
-        Device::Cpu(_) => cpu::kv_append(x.host(), keys, values, slots, shape, pages.host_mut()),
-    }
+    device.require_cpu("kv_append")?;
+    cpu::kv_append(x.host(), keys, values, slots, shape, pages.host_mut());
     Ok(())
 }

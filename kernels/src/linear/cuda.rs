@@ -9,6 +9,11 @@
 //!
 //! Products are exact, sums are f32 in one fixed order, which a row does not share with its neighbours: the same launch
 //! gives the same bits again. [`Invariance`] says whether another number of rows does, too.
+//!
+//! Many rows are a library's where the launcher has one (cuBLASLt) and [`Invariance::None`] allows it: it uses
+//! instructions of the newest devices that the kernels here do not. Where it has no algorithm for a shape, such as an
+//! odd number of outputs, the kernels here multiply. With [`Invariance::Batch`] they always do, since the library
+//! chooses by the number of rows.
 #![allow(unsafe_code)]
 
 mod plan;
@@ -19,15 +24,15 @@ use half::bf16;
 
 use crate::{
     KernelError,
-    cuda::{Args, DeviceSlice, DeviceSliceMut, Launch, Launcher, check_aligned, row_stride},
+    cuda::{Args, DeviceSlice, DeviceSliceMut, Launch, Launcher, Product, check_aligned, row_stride},
 };
 use plan::Plan;
 
 /// What the bits of a row of `y` may depend on, besides that row of `x`, the weight and the bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invariance {
-    /// On the number of rows and on the device: kernel and splits are the fastest for them. Up to eight rows are one
-    /// number in this.
+    /// On the number of rows, on the device and on its library: kernel and splits are the fastest for them. Up to eight
+    /// rows are one number in this.
     None,
     /// On nothing: a row has the same bits alone, in any batch, at any place of it, on any number of multiprocessors.
     Batch,
@@ -47,7 +52,8 @@ pub struct WeightView<'a> {
 /// Scratch memory of [`linear`]: for one launch at a time, so one for each stream.
 #[derive(Debug)]
 pub struct Workspace<'a> {
-    /// Sums of the splits. What it holds does not matter.
+    /// Sums of the splits, or the library's: the more there is, the more algorithms it has; those that need none do
+    /// where there is none. It uses what starts on 256 bytes. What it holds does not matter.
     pub partials: DeviceSliceMut<'a, f32>,
     /// Blocks that have come so far, by tile. Zero before the first call; every call leaves it zero.
     pub arrivals: DeviceSliceMut<'a, u32>,
@@ -71,6 +77,13 @@ impl WorkspaceLen {
         }
     }
 }
+
+/// Rows from which on a library multiplies: fewer are bound by the reading of the weights, which the kernels here do as
+/// fast.
+pub const LIBRARY_ROWS_MIN: usize = 65;
+
+/// `partials` with which the library has all its algorithms: 32 MiB, its own advice for the newest devices.
+pub const LIBRARY_PARTIALS: usize = 8 << 20;
 
 /// Inputs, outputs and rows at most: kernels count elements of a few rows, and rows, in 32 bits.
 const INPUTS_MAX: usize = 1 << 24;
@@ -115,6 +128,14 @@ pub fn linear(
     KernelError::check_len("linear", "x", x.len(), rows * stride)?;
     if rows == 0 {
         return Ok(());
+    }
+    if invariance == Invariance::None && rows >= LIBRARY_ROWS_MIN {
+        let (y, scratch) =
+            (y.range(0..rows * outputs), workspace.partials.range(0..workspace.partials.len()));
+        let product = Product { x, weight: values, bias, y, scratch, rows, outputs, stride };
+        if launcher.multiply(&product)? {
+            return Ok(());
+        }
     }
     let plan = Plan::new(launcher.multiprocessors() as usize, outputs, inputs, rows, invariance);
     check_workspace(workspace, plan.workspace_len())?;

@@ -87,24 +87,30 @@ impl<T: Element + Plain> Weight<T> {
         if outputs == 0 || inputs == 0 {
             return Ok(());
         }
+        let failure = Mutex::new(None);
+        let stride = inputs.div_ceil(BLOCK) * 2 * TILE;
+        let fill_group = |group: usize, packed: &mut [T]| {
+            let rows = group * GROUP..outputs.min((group + 1) * GROUP);
+            let mut values = vec![0.0; rows.len() * inputs];
+            if lock(&failure).is_some() {
+                return;
+            }
+            match read(rows, &mut values) {
+                Ok(()) => pack_group(packed, &values, inputs),
+                Err(error) => drop(lock(&failure).get_or_insert(error)),
+            }
+        };
+        let data = self.data.as_mut_slice();
         match device {
-            Device::Cpu(cpu) => {
-                let failure = Mutex::new(None);
-                let stride = inputs.div_ceil(BLOCK) * 2 * TILE;
-                cpu::for_each_group(cpu, self.data.as_mut_slice(), stride, |group, packed| {
-                    let rows = group * GROUP..outputs.min((group + 1) * GROUP);
-                    let mut values = vec![0.0; rows.len() * inputs];
-                    if lock(&failure).is_some() {
-                        return;
-                    }
-                    match read(rows, &mut values) {
-                        Ok(()) => pack_group(packed, &values, inputs),
-                        Err(error) => drop(lock(&failure).get_or_insert(error)),
-                    }
-                });
-                failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+            Device::Cpu(cpu) => cpu::for_each_group(cpu, data, stride, fill_group),
+            // The matrix is in host memory, whose device was another: this thread does it all.
+            Device::Cuda(_) => {
+                data.chunks_exact_mut(stride)
+                    .enumerate()
+                    .for_each(|(group, packed)| fill_group(group, packed));
             }
         }
+        failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
     /// Reads one row back, widened. Panics when `row` or `out` do not fit: callers check token ids first.
@@ -156,20 +162,19 @@ pub fn linear<T: Kernels>(
         return Ok(());
     }
     KernelError::check_len("linear", "x", x.len(), rows * weight.inputs)?;
-    match device {
+    let cpu = device.require_cpu("linear")?;
+    if weight.inputs == 0 {
         // A rank may own no inputs at all; its part of the sum is zero.
-        Device::Cpu(_) if weight.inputs == 0 => y.host_mut().fill(0.0),
-        Device::Cpu(cpu) => cpu::linear(cpu, x.host(), weight, y.host_mut())?,
+        y.host_mut().fill(0.0);
+        return Ok(());
     }
-    Ok(())
+    cpu::linear(cpu, x.host(), weight, y.host_mut())
 }
 
 /// Takes the scratch memory that calls with up to `rows` rows of `inputs` elements use on `device`, so that no step has
 /// to; returns its bytes.
 pub fn reserve<T: Kernels>(device: &Device, rows: usize, inputs: usize) -> Result<u64, KernelError> {
-    match device {
-        Device::Cpu(cpu) => cpu::reserve::<T>(cpu, rows, inputs),
-    }
+    cpu::reserve::<T>(device.require_cpu("linear")?, rows, inputs)
 }
 
 /// Storage types for which every kernel is compiled: all of [`Element`]'s.

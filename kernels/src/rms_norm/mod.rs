@@ -44,10 +44,7 @@ pub fn rms_norm<T: Kernels>(
     if let Some(delta) = &delta {
         KernelError::check_len("rms_norm", "delta", delta.len(), rows * width)?;
     }
-    match device {
-        Device::Cpu(cpu) => {
-            cpu::rms_norm(cpu, residual.host_mut(), delta.map(View::host), weight.host(), eps, out.host_mut())
-        }
-    }
+    let cpu = device.require_cpu("rms_norm")?;
+    cpu::rms_norm(cpu, residual.host_mut(), delta.map(View::host), weight.host(), eps, out.host_mut());
     Ok(())
 }

@@ -137,12 +137,8 @@ pub fn rope_angles(
     let len = positions.len() * frequencies.len();
     KernelError::check_len("rope_angles", "cos", cos.len(), len)?;
     KernelError::check_len("rope_angles", "sin", sin.len(), len)?;
-    match device {
-        Device::Cpu(cpu) => {
-            let (cos, sin) = (cos.host_mut(), sin.host_mut());
-            cpu::rope_angles(cpu, positions, frequencies, attention_factor, cos, sin);
-        }
-    }
+    let cpu = device.require_cpu("rope_angles")?;
+    cpu::rope_angles(cpu, positions, frequencies, attention_factor, cos.host_mut(), sin.host_mut());
     Ok(())
 }
 
@@ -160,8 +156,6 @@ pub fn rope(
     KernelError::check_len("rope", "cos", cos.len(), rows * half)?;
     KernelError::check_len("rope", "sin", sin.len(), rows * half)?;
     KernelError::check_index("rope", "rotated dimension", half * 2, heads.dim + 1)?;
-    match device {
-        Device::Cpu(cpu) => cpu::rope(cpu, x.host_mut(), heads, pairs, cos.host(), sin.host()),
-    }
+    cpu::rope(device.require_cpu("rope")?, x.host_mut(), heads, pairs, cos.host(), sin.host());
     Ok(())
 }

@@ -23,11 +23,10 @@ mod workspace;
 #[cfg(test)]
 mod tests;
 
-pub use batch::{Batch, BatchShape};
+pub use batch::{Batch, BatchShape, ENTRY_WORDS, ROW_WORDS};
 pub use summary::Summary;
 pub use workspace::Workspace;
 
-use batch::{ENTRY_WORDS, ROW_WORDS};
 use workspace::CHUNKS_MAX;
 
 use crate::{

@@ -31,8 +31,6 @@ pub fn swiglu<T: Kernels>(
     let rows = out.len().checked_div(width).unwrap_or(0);
     KernelError::check_len("swiglu", "out", out.len(), rows * width)?;
     KernelError::check_len("swiglu", "gate_up", gate_up.len(), 2 * rows * width)?;
-    match device {
-        Device::Cpu(cpu) => cpu::swiglu(cpu, gate_up.host(), width, out.host_mut()),
-    }
+    cpu::swiglu(device.require_cpu("swiglu")?, gate_up.host(), width, out.host_mut());
     Ok(())
 }

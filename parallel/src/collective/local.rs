@@ -8,7 +8,10 @@
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use super::{AbortHandle, Collective, CollectiveError, rendezvous::Rendezvous};
+use super::{
+    AbortHandle, AbortNotice, Collective, CollectiveError, EXCHANGE_BYTES_MAX, rendezvous::Rendezvous,
+    watchers::Watchers,
+};
 use crate::ids::Rank;
 
 /// Up to this many elements every rank sums everything itself: one meeting instead of two.
@@ -19,6 +22,7 @@ const PIECE_MAX: usize = 65_536;
 /// What the ranks of a group share.
 pub struct LocalGroup {
     meeting: Rendezvous,
+    watchers: Watchers,
     /// `[rank][parity]`: what a rank brought.
     parts: Vec<[RwLock<Part>; 2]>,
     /// `[rank][parity]`: the segment that a rank summed.
@@ -32,6 +36,8 @@ struct Part {
     /// Elements of the whole call, of which `data` may be a piece.
     call_len: usize,
     data: Vec<f32>,
+    /// What an exchange of bytes carries, in place of `data`.
+    bytes: Vec<u8>,
 }
 
 /// One rank of a [`LocalGroup`]. Dropping it ends the group: a rank that is gone will not come to a meeting.
@@ -47,29 +53,48 @@ impl LocalGroup {
     pub fn new(size: usize) -> Vec<Local> {
         let parts = (0..size).map(|_| Default::default()).collect();
         let segments = (0..size).map(|_| Default::default()).collect();
-        let group = Arc::new(LocalGroup { meeting: Rendezvous::new(size), parts, segments });
+        let (meeting, watchers) = (Rendezvous::new(size), Watchers::default());
+        let group = Arc::new(LocalGroup { meeting, watchers, parts, segments });
         (0..size)
             .map(|rank| Local { group: Arc::clone(&group), rank: Rank(rank as u16), parity: 0 })
             .collect()
+    }
+
+    /// Calls off all meetings, then tells who wants to know.
+    fn abort(&self, reason: &str) {
+        self.meeting.abort(reason);
+        self.watchers.tell();
     }
 }
 
 impl Local {
     /// Publishes `data` as this rank's part of `operation` and waits for everybody's.
-    fn exchange(
+    fn publish(
         &mut self,
         operation: &'static str,
         call_len: usize,
         data: &[f32],
+    ) -> Result<(), CollectiveError> {
+        self.publish_with(operation, |part| {
+            part.call_len = call_len;
+            part.data.clear();
+            part.data.extend_from_slice(data);
+        })
+    }
+
+    /// Has `fill` write this rank's part of `operation` and waits for everybody's.
+    fn publish_with(
+        &mut self,
+        operation: &'static str,
+        fill: impl FnOnce(&mut Part),
     ) -> Result<(), CollectiveError> {
         // After an abort nobody waits any more, and a part written now would replace one that peers still read.
         self.group.meeting.check().map_err(|reason| CollectiveError::Aborted { rank: self.rank, reason })?;
         self.parity ^= 1;
         {
             let mut part = write(&self.group.parts[self.rank.index()][self.parity]);
-            (part.operation, part.call_len) = (operation, call_len);
-            part.data.clear();
-            part.data.extend_from_slice(data);
+            part.operation = operation;
+            fill(&mut part);
         }
         self.meet()?;
         for rank in 0..self.size() {
@@ -91,7 +116,7 @@ impl Local {
 
     /// Ends the group, since ranks that disagree once will never agree again.
     fn refuse(&self, error: CollectiveError) -> CollectiveError {
-        self.group.meeting.abort(&error.to_string());
+        self.group.abort(&error.to_string());
         error
     }
 
@@ -109,7 +134,7 @@ impl Local {
     /// Sums one piece of an array whose whole length is `call_len`.
     fn sum_piece(&mut self, call_len: usize, data: &mut [f32]) -> Result<(), CollectiveError> {
         let (size, len) = (self.size(), data.len());
-        self.exchange("all_reduce_sum", call_len, data)?;
+        self.publish("all_reduce_sum", call_len, data)?;
         for rank in 0..size {
             let theirs = self.part(rank).call_len;
             self.check("all_reduce_sum", call_len, theirs)?;
@@ -162,7 +187,7 @@ impl Collective for Local {
         let mut first = 0;
         loop {
             let piece = &mine[mine.len().min(first)..mine.len().min(first + PIECE_MAX)];
-            self.exchange(NAME, mine.len(), piece)?;
+            self.publish(NAME, mine.len(), piece)?;
             let total = (0..self.size()).map(|rank| self.part(rank).call_len).sum();
             self.check(NAME, all.len(), total)?;
             let (mut start, mut longest) = (0, 0);
@@ -189,7 +214,7 @@ impl Collective for Local {
         while first == 0 || first < call_len {
             let range = first..call_len.min(first + PIECE_MAX);
             let own: &[f32] = if self.rank == root { &data[range.clone()] } else { &[] };
-            self.exchange(NAME, call_len, own)?;
+            self.publish(NAME, call_len, own)?;
             for rank in 0..self.size() {
                 let theirs = self.part(rank).call_len;
                 self.check(NAME, call_len, theirs)?;
@@ -201,19 +226,35 @@ impl Collective for Local {
     }
 
     fn barrier(&mut self) -> Result<(), CollectiveError> {
-        self.exchange("barrier", 0, &[])
+        self.publish("barrier", 0, &[])
+    }
+
+    fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+        if mine.len() > EXCHANGE_BYTES_MAX {
+            return Err(self.refuse(CollectiveError::TooLong { rank: self.rank, bytes: mine.len() }));
+        }
+        self.publish_with("exchange", |part| {
+            part.bytes.clear();
+            part.bytes.extend_from_slice(mine);
+        })?;
+        Ok((0..self.size()).map(|rank| self.part(rank).bytes.clone()).collect())
     }
 
     fn abort_handle(&self) -> AbortHandle {
         let group = Arc::clone(&self.group);
-        AbortHandle::new(Arc::new(move |reason| group.meeting.abort(reason)))
+        AbortHandle::new(Arc::new(move |reason| group.abort(reason)))
+    }
+
+    fn on_abort(&self, notify: AbortNotice) {
+        self.group.watchers.add(self.rank, notify);
     }
 }
 
 impl Drop for Local {
     fn drop(&mut self) {
+        self.group.watchers.forget(self.rank);
         // Exchanges that all ranks have met for are read to their end; only later ones are refused.
-        self.group.meeting.abort(&format!("{} left the group", self.rank));
+        self.group.abort(&format!("{} left the group", self.rank));
     }
 }
 

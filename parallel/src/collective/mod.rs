@@ -8,6 +8,7 @@ mod local;
 mod rendezvous;
 #[cfg(test)]
 mod tests;
+mod watchers;
 
 use std::sync::Arc;
 
@@ -50,7 +51,22 @@ pub enum CollectiveError {
         /// Name of the other's operation.
         theirs: &'static str,
     },
+    /// More bytes than one exchange carries: a bug of the caller, likewise.
+    #[error("{rank} called exchange with {bytes} bytes; it carries {EXCHANGE_BYTES_MAX} of each rank")]
+    TooLong {
+        /// The rank that brought them.
+        rank: Rank,
+        /// How many.
+        bytes: usize,
+    },
 }
+
+/// Most bytes that a rank may bring to one [`Collective::exchange`]: it carries names, addresses and handles, a few
+/// hundred bytes each. Ranks keep what they last brought, so this bounds a group's memory too.
+pub const EXCHANGE_BYTES_MAX: usize = 64 << 10;
+
+/// What [`Collective::on_abort`] calls.
+pub type AbortNotice = Box<dyn Fn() + Send + Sync>;
 
 /// Exchange among the ranks of a group. Every rank calls the same operations in the same order.
 pub trait Collective: Send {
@@ -66,8 +82,19 @@ pub trait Collective: Send {
     fn broadcast(&mut self, data: &mut [f32], root: Rank) -> Result<(), CollectiveError>;
     /// Returns once every rank has entered.
     fn barrier(&mut self) -> Result<(), CollectiveError>;
+    /// Every rank's `mine`, in rank order. Lengths may differ, up to [`EXCHANGE_BYTES_MAX`] each: what ranks tell
+    /// each other when they meet, never activations.
+    fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError>;
     /// A handle with which any thread may end all present and future calls of the group.
     fn abort_handle(&self) -> AbortHandle;
+    /// Has `notify` called once when the group is aborted, on the thread that aborts; at once, on this thread, if it
+    /// is already. For work that waits for peers where no call of this trait would see the abort, on a device say.
+    ///
+    /// No lock of the group is held meanwhile, so `notify` may call the group, though it should only tell somebody:
+    /// whoever aborts waits for it. A panic in it is logged and goes no further. Notices end with their rank: once
+    /// this value is dropped no further one of its is begun (one may still run), and its own end is not told to it.
+    /// A group keeps all that it is given: register once for each life of what is to be told.
+    fn on_abort(&self, notify: AbortNotice);
 }
 
 /// Ends a group's collectives from any thread. The first reason stays.

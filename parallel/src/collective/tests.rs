@@ -1,4 +1,8 @@
 use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -164,4 +168,191 @@ fn ranks_that_disagree_about_sizes_all_get_an_error_instead_of_hanging() {
         first.is_err() || comm.barrier().is_err()
     });
     assert_eq!(results, [true, true, true]);
+}
+
+#[test]
+fn exchanges_bring_every_rank_everybodys_bytes_at_many_sizes() {
+    for size in [1, 2, 3, 8, 33] {
+        let results = on_all(size, |comm| {
+            let rank = comm.rank().index();
+            let mut rounds = Vec::new();
+            for round in 0..5 {
+                // Uneven, empty and of the largest size; other calls between, whose slots these are too.
+                let len = if rank == round { EXCHANGE_BYTES_MAX } else { rank * 7 % 5 * round };
+                rounds.push(comm.exchange(&vec![(rank * 5 + round) as u8; len]).unwrap());
+                comm.all_reduce_sum(&mut [1.0; 9]).unwrap();
+            }
+            rounds
+        });
+        for of_rank in &results {
+            for (round, all) in of_rank.iter().enumerate() {
+                assert_eq!(all.len(), size);
+                for (rank, bytes) in all.iter().enumerate() {
+                    let len = if rank == round { EXCHANGE_BYTES_MAX } else { rank * 7 % 5 * round };
+                    assert_eq!(*bytes, vec![(rank * 5 + round) as u8; len], "{size} ranks, round {round}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_exchange_of_too_much_is_refused_and_frees_those_that_wait_for_it() {
+    let results = on_all(3, |comm| {
+        let len = if comm.rank() == Rank(1) { EXCHANGE_BYTES_MAX + 1 } else { 4 };
+        comm.exchange(&vec![0; len]).unwrap_err()
+    });
+    assert_eq!(results[1], CollectiveError::TooLong { rank: Rank(1), bytes: EXCHANGE_BYTES_MAX + 1 });
+    let told = "rank 1 called exchange with 65537 bytes";
+    assert!(matches!(&results[2], CollectiveError::Aborted { reason, .. } if reason.starts_with(told)));
+}
+
+#[test]
+fn an_exchange_is_not_taken_for_another_operation() {
+    let results = on_all(2, |comm| {
+        let result = if comm.rank() == Rank(0) { comm.exchange(&[1]).map(drop) } else { comm.barrier() };
+        result.unwrap_err().to_string()
+    });
+    assert!(
+        results.iter().any(|text| text.contains("called exchange while rank 1 called barrier")),
+        "{results:?}"
+    );
+}
+
+/// A notice that counts its calls.
+fn counter() -> (Arc<AtomicUsize>, AbortNotice) {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&calls);
+    (calls, Box::new(move || _ = count.fetch_add(1, SeqCst)))
+}
+
+#[test]
+fn every_notice_of_every_rank_is_called_once_by_an_abort_and_at_once_after_it() {
+    let group = LocalGroup::new(9);
+    let mut calls = Vec::new();
+    for comm in group.iter().chain(&group) {
+        let (count, notify) = counter();
+        comm.on_abort(notify);
+        calls.push(count);
+    }
+    assert!(calls.iter().all(|count| count.load(SeqCst) == 0));
+    group[4].abort_handle().abort("over");
+    group[5].abort_handle().abort("and over");
+    assert!(calls.iter().all(|count| count.load(SeqCst) == 1));
+    assert!(calls.iter().all(|count| Arc::strong_count(count) == 1), "what was called is dropped");
+
+    let (late, notify) = counter();
+    group[0].on_abort(notify);
+    assert_eq!((late.load(SeqCst), Arc::strong_count(&late)), (1, 1));
+    drop(group);
+    assert_eq!(late.load(SeqCst), 1);
+}
+
+#[test]
+fn a_membership_dropped_before_the_abort_takes_its_notices_with_it_and_tells_the_others() {
+    let mut group = LocalGroup::new(3);
+    let (own, notify) = counter();
+    let (others, other_notify) = counter();
+    group[1].on_abort(notify);
+    group[2].on_abort(other_notify);
+    let handle = group[1].abort_handle();
+    drop(group.remove(1));
+    assert_eq!((own.load(SeqCst), Arc::strong_count(&own)), (0, 1), "its own end is no news to it");
+    assert_eq!(others.load(SeqCst), 1, "a rank that leaves ends the group");
+    handle.abort("again");
+    assert_eq!((own.load(SeqCst), others.load(SeqCst)), (0, 1));
+}
+
+#[test]
+fn notices_that_race_with_aborts_are_called_exactly_once() {
+    for round in 0..400 {
+        let (group, calls) = (LocalGroup::new(4), Mutex::new(Vec::new()));
+        thread::scope(|scope| {
+            for comm in &group {
+                let handle = comm.abort_handle();
+                scope.spawn(move || {
+                    (0..round % 7 * 50).for_each(|_| std::hint::spin_loop());
+                    handle.abort("a race");
+                });
+            }
+            // `Local` is not shared: the registrations of all ranks come from this thread, amidst the aborts.
+            for comm in group.iter().cycle().take(40) {
+                let (count, notify) = counter();
+                comm.on_abort(notify);
+                calls.lock().unwrap().push(count);
+            }
+        });
+        assert!(calls.lock().unwrap().iter().all(|count| count.load(SeqCst) == 1), "round {round}");
+    }
+}
+
+#[test]
+fn notices_of_ranks_that_leave_while_the_group_is_aborted_are_called_at_most_once() {
+    for _ in 0..200 {
+        let group = LocalGroup::new(6);
+        let (calls, notices): (Vec<_>, Vec<_>) = (0..6).map(|_| counter()).unzip();
+        group.iter().zip(notices).for_each(|(comm, notify)| comm.on_abort(notify));
+        let handle = group[0].abort_handle();
+        thread::scope(|scope| {
+            scope.spawn(move || handle.abort("over"));
+            for comm in group {
+                scope.spawn(move || drop(comm));
+            }
+        });
+        for count in &calls {
+            assert!(count.load(SeqCst) <= 1);
+            assert_eq!(Arc::strong_count(count), 1, "called or forgotten, it is dropped");
+        }
+    }
+}
+
+#[test]
+fn a_notice_may_call_its_group_and_wait_for_a_thread_that_does() {
+    let group = LocalGroup::new(2);
+    let (handle, (calls, inner)) = (group[0].abort_handle(), counter());
+    let inner = Mutex::new(Some(inner));
+    let mut other = LocalGroup::new(2);
+    let other = Mutex::new(Some(other.remove(0)));
+    group[0].on_abort(Box::new(move || {
+        let again = handle.clone();
+        thread::spawn(move || again.abort("from within")).join().unwrap();
+        // A rank of another group ends with its notice here.
+        let comm = other.lock().unwrap().take().unwrap();
+        comm.on_abort(inner.lock().unwrap().take().unwrap());
+        comm.abort_handle().abort("likewise");
+    }));
+    let (last, notify) = counter();
+    group[1].on_abort(notify);
+    group[1].abort_handle().abort("over");
+    assert_eq!((calls.load(SeqCst), last.load(SeqCst)), (1, 1));
+}
+
+#[test]
+fn a_notice_that_panics_keeps_no_other_from_being_called() {
+    let group = LocalGroup::new(3);
+    let (first, notify) = counter();
+    group[0].on_abort(notify);
+    group[1].on_abort(Box::new(|| panic!("injected")));
+    let (last, notify) = counter();
+    group[2].on_abort(notify);
+    // As where a rank's thread unwinds.
+    drop(group);
+    assert_eq!(
+        first.load(SeqCst) + last.load(SeqCst),
+        1,
+        "rank 0 left first, and ended the group for rank 2"
+    );
+}
+
+#[test]
+fn ranks_see_the_abort_before_a_notice_is_called() {
+    let mut group = LocalGroup::new(2);
+    let (mut late, comm) = (group.remove(1), group.remove(0));
+    let (tell, told) = std::sync::mpsc::sync_channel::<()>(0);
+    comm.on_abort(Box::new(move || tell.send(()).unwrap()));
+    let handle = comm.abort_handle();
+    let aborting = thread::spawn(move || handle.abort("over"));
+    while late.barrier().is_ok() {}
+    told.recv_timeout(Duration::from_secs(5)).unwrap();
+    aborting.join().unwrap();
 }

@@ -1,16 +1,22 @@
 //! Storage of keys and values: one pool of equal-sized pages per rank, read through block tables.
 //!
 //! A [`BlockId`] names the same page in every layer and on every rank. Which block belongs to whom is the
-//! scheduler's knowledge; here is only memory.
+//! scheduler's knowledge; here is only memory. Callers see no address of it: pages may be a device's, and then only
+//! kernels touch them.
 
-use consort_kernels::{
-    DType, KernelError, buffer::Buffer, device::Device, element::bf16, kv_append::PageShape, linear::Kernels,
-};
-
-use crate::ids::BlockId;
-
+mod cuda;
+mod host;
 #[cfg(test)]
 mod tests;
+
+use consort_kernels::{
+    DType, KernelError, cuda::device::DeviceBuffer, device::Device, element::bf16, kv_append::PageShape,
+    kv_copy::cuda::check_copies,
+};
+
+pub(crate) use self::host::{KvElement, KvLayer};
+use self::{cuda::DevicePages, host::HostPages};
+use crate::ids::BlockId;
 
 /// Shape of one rank's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,57 +36,29 @@ impl KvLayout {
     }
 }
 
-/// One rank's pages.
+/// One rank's pages, in the memory of its device.
 pub struct KvStore {
     layout: KvLayout,
     blocks: usize,
     pages: Pages,
 }
 
+/// Where the pages are.
 enum Pages {
-    F32(Buffer<f32>),
-    Bf16(Buffer<bf16>),
-}
-
-/// Storage types of keys and values.
-pub trait KvElement: Kernels {
-    /// The pool, when it holds this type.
-    fn of(store: &mut KvStore) -> Option<&mut Buffer<Self>>;
-}
-
-impl KvElement for f32 {
-    fn of(store: &mut KvStore) -> Option<&mut Buffer<f32>> {
-        match &mut store.pages {
-            Pages::F32(buffer) => Some(buffer),
-            Pages::Bf16(_) => None,
-        }
-    }
-}
-
-impl KvElement for bf16 {
-    fn of(store: &mut KvStore) -> Option<&mut Buffer<bf16>> {
-        match &mut store.pages {
-            Pages::Bf16(buffer) => Some(buffer),
-            Pages::F32(_) => None,
-        }
-    }
+    Host(HostPages),
+    Device(DevicePages),
 }
 
 impl KvStore {
-    /// `blocks` zeroed blocks on `device`. Memory is taken from the system when a block is first written.
+    /// `blocks` zeroed blocks on `device`. On a CPU, memory is taken from the system when a block is first written.
     pub fn new(device: &Device, layout: KvLayout, blocks: usize) -> Result<KvStore, KernelError> {
-        let elements = layout
-            .pages
-            .page_elements()
-            .checked_mul(layout.num_layers)
-            .and_then(|elements| elements.checked_mul(blocks))
-            .ok_or_else(|| KernelError::Unsupported {
-                operation: "kv store",
-                reason: format!("{blocks} blocks of {} bytes overflow", layout.block_bytes()),
-            })?;
-        let pages = match layout.dtype {
-            DType::F32 => Pages::F32(Buffer::zeros(device, elements, "the KV cache")?),
-            DType::BF16 => Pages::Bf16(Buffer::zeros(device, elements, "the KV cache")?),
+        let pages = match device {
+            Device::Cpu(_) => Pages::Host(HostPages::new(device, &layout, blocks)?),
+            Device::Cuda(device) => Pages::Device(DevicePages::new(device, &layout, blocks)?),
+            other => {
+                let reason = format!("no pages can be had on {other:?}");
+                return Err(KernelError::Unsupported { operation: "kv store", reason });
+            }
         };
         Ok(KvStore { layout, blocks, pages })
     }
@@ -100,54 +78,36 @@ impl KvStore {
         self.layout.block_bytes() * self.blocks as u64
     }
 
-    /// All pages of one layer. The pool must hold `T`.
-    pub(crate) fn layer_mut<T: KvElement>(&mut self, layer: usize) -> Result<KvLayer<'_, T>, KernelError> {
-        let held = self.layout.dtype;
-        let elements = self.layout.pages.page_elements() * self.blocks;
-        let buffer = T::of(self).ok_or_else(|| KernelError::Unsupported {
-            operation: "kv store",
-            reason: format!("it holds {held}, the model computes with {}", T::DTYPE),
-        })?;
-        Ok(KvLayer { buffer, range: layer * elements..(layer + 1) * elements })
-    }
-
-    /// Copies all layers of one block over another's.
-    pub fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), KernelError> {
-        let in_pool = |block: BlockId| {
-            if block.index() < self.blocks {
-                return Ok(());
-            }
-            let (got, limit) = (block.index(), self.blocks);
-            Err(KernelError::OutOfRange { operation: "copy_block", what: "block", got, limit })
-        };
-        in_pool(from)?;
-        in_pool(to)?;
-        let (elements, layers, blocks) =
-            (self.layout.pages.page_elements(), self.layout.num_layers, self.blocks);
+    /// Copies all layers of blocks over others', each pair `(from, to)`. All pairs happen at once: a block that one
+    /// of them writes may be in no other, and nothing is copied where one is refused.
+    pub fn copy_blocks(&mut self, copies: &[(BlockId, BlockId)]) -> Result<(), KernelError> {
+        let pairs: Vec<(u32, u32)> = copies.iter().map(|(from, to)| (from.0, to.0)).collect();
+        check_copies(&pairs, self.blocks)?;
         match &mut self.pages {
-            Pages::F32(buffer) => copy_in_layers(buffer.as_mut_slice(), elements, layers, blocks, from, to),
-            Pages::Bf16(buffer) => copy_in_layers(buffer.as_mut_slice(), elements, layers, blocks, from, to),
+            Pages::Host(pages) => pages.copy(copies, &self.layout, self.blocks),
+            Pages::Device(pages) => pages.copy(copies, &self.layout)?,
         }
         Ok(())
     }
-}
 
-/// One layer's part of the pool.
-pub(crate) struct KvLayer<'a, T> {
-    pub(crate) buffer: &'a mut Buffer<T>,
-    pub(crate) range: std::ops::Range<usize>,
-}
-
-fn copy_in_layers<T: Copy>(
-    pool: &mut [T],
-    page: usize,
-    layers: usize,
-    blocks: usize,
-    from: BlockId,
-    to: BlockId,
-) {
-    for layer in 0..layers {
-        let (from, to) = ((layer * blocks + from.index()) * page, (layer * blocks + to.index()) * page);
-        pool.copy_within(from..from + page, to);
+    /// All pages of one layer in host memory. The pool must be there, and hold `T`.
+    pub(crate) fn layer_mut<T: KvElement>(&mut self, layer: usize) -> Result<KvLayer<'_, T>, KernelError> {
+        match &mut self.pages {
+            Pages::Host(pages) => pages.layer_mut(layer, &self.layout, self.blocks),
+            Pages::Device(_) => Err(elsewhere("a CUDA device", "the host")),
+        }
     }
+
+    /// All pages in device memory, layer after layer. The pool must be there.
+    pub(crate) fn device_pages_mut(&mut self) -> Result<&mut DeviceBuffer<bf16>, KernelError> {
+        match &mut self.pages {
+            Pages::Device(pages) => Ok(pages.pool_mut()),
+            Pages::Host(_) => Err(elsewhere("the host", "a CUDA device")),
+        }
+    }
+}
+
+fn elsewhere(pages: &str, model: &str) -> KernelError {
+    let reason = format!("the pages are in {pages}'s memory, the model computes in that of {model}");
+    KernelError::Unsupported { operation: "kv store", reason }
 }

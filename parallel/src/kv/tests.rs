@@ -1,3 +1,5 @@
+use consort_kernels::element::bf16;
+
 use super::*;
 
 #[test]
@@ -15,7 +17,8 @@ fn a_copied_block_is_whole_in_every_layer_and_leaves_the_others_alone() {
             *x = (layer * 10 + at / page) as f32;
         }
     }
-    store.copy_block(BlockId(2), BlockId(0)).unwrap();
+    store.copy_blocks(&[]).unwrap();
+    store.copy_blocks(&[(BlockId(2), BlockId(0))]).unwrap();
     for layer in 0..3 {
         let layer_pages = store.layer_mut::<f32>(layer).unwrap();
         let pages = &layer_pages.buffer.as_slice()[layer_pages.range];
@@ -26,6 +29,29 @@ fn a_copied_block_is_whole_in_every_layer_and_leaves_the_others_alone() {
         );
         assert!(pages[..page].iter().all(|x| *x == firsts[0]));
     }
-    assert!(store.copy_block(BlockId(4), BlockId(0)).is_err());
     assert!(store.layer_mut::<bf16>(0).is_err());
+}
+
+#[test]
+fn copies_that_leave_the_pool_or_depend_on_their_order_are_refused_before_any_is_made() {
+    let device = Device::cpu(1).unwrap();
+    let layout = KvLayout { pages: PageShape::new(16, 1, 16).unwrap(), num_layers: 1, dtype: DType::BF16 };
+    let mut store = KvStore::new(&device, layout, 4).unwrap();
+    let page = layout.pages.page_elements();
+    let pages = store.layer_mut::<bf16>(0).unwrap();
+    for (at, x) in pages.buffer.as_mut_slice().iter_mut().enumerate() {
+        *x = bf16::from_f32((at / page) as f32);
+    }
+    let pair = |(from, to)| (BlockId(from), BlockId(to));
+    let refused = [[(0, 1), (4, 2)], [(0, 1), (2, 4)], [(0, 1), (1, 2)], [(0, 1), (2, 0)], [(0, 2), (1, 2)]];
+    for copies in refused {
+        assert!(store.copy_blocks(&copies.map(pair)).is_err(), "{copies:?}");
+    }
+    let firsts = |store: &mut KvStore| -> Vec<f32> {
+        let pages = store.layer_mut::<bf16>(0).unwrap();
+        (0..4).map(|block| pages.buffer.as_slice()[block * page].to_f32()).collect()
+    };
+    assert_eq!(firsts(&mut store), [0.0, 1.0, 2.0, 3.0]);
+    store.copy_blocks(&[(0, 1), (0, 3)].map(pair)).unwrap();
+    assert_eq!(firsts(&mut store), [0.0, 0.0, 2.0, 0.0]);
 }

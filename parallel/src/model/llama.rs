@@ -13,7 +13,7 @@ use consort_kernels::{
 };
 
 use super::{
-    Model, ModelError, kv_layout,
+    HostModel, ModelError, kv_layout,
     layers::{
         Activations, LogitGather, ParallelAttention, ParallelMlp, StepGeometry, VocabParallelEmbedding,
     },
@@ -40,7 +40,7 @@ pub(super) struct Llama<T> {
     head: Option<Weight<T>>,
     geometry: StepGeometry,
     activations: Activations<T>,
-    /// `[output rows, hidden]`: normalised hidden states kept for [`Model::logits`].
+    /// `[output rows, hidden]`: normalised hidden states kept for [`HostModel::logits`].
     kept: Buffer<T>,
     kept_rows: usize,
     gather: LogitGather,
@@ -148,7 +148,7 @@ impl<T: KvElement> Layer<T> {
     }
 }
 
-impl<T: KvElement> Model for Llama<T> {
+impl<T: KvElement> HostModel for Llama<T> {
     fn forward(
         &mut self,
         batch: &Batch,

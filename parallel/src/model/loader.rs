@@ -22,6 +22,13 @@ pub struct LoadOptions {
     pub max_batch_tokens: usize,
     /// Tokens of one KV block.
     pub block_size: usize,
+    /// Most sequences of one step.
+    pub max_num_seqs: usize,
+    /// Most tokens of one sequence.
+    pub max_model_len: usize,
+    /// Whether a request's tokens must not depend on its company, at the price of slower kernels. A CPU's never do,
+    /// whatever this says: its kernels add in one order for any number of rows.
+    pub deterministic: bool,
 }
 
 /// Why a rank's weights could not be loaded.

@@ -1,17 +1,22 @@
 //! Models built from parallel layers: what one rank executes in one step.
 //!
-//! [`load`] builds a rank's part from a checkpoint; [`Model::forward`] runs a batch through it. A model never decides
-//! what to run, owns no sequence, and knows other ranks only as a [`Collective`].
+//! [`load`] builds a rank's part from a checkpoint; [`Model::forward`] runs a batch through it, [`Model::outcomes`]
+//! makes tokens of its output rows. A model never decides what to run, owns no sequence, and knows other ranks only as
+//! a [`Collective`].
 
+pub mod cuda;
+mod host;
 mod layers;
 mod llama;
 mod loader;
+mod rows;
 
 use std::ops::Range;
 
 use consort_kernels::{DType, KernelError, device::Device, element::bf16, kv_append::PageShape};
-
+pub use host::{DrawOnHost, HostModel};
 pub use loader::{LoadError, LoadOptions};
+pub use rows::{Draw, Drawn, PromptToken, RowOutcome, RowRequest, TokenLogprobs};
 
 use crate::{
     batch::Batch,
@@ -37,10 +42,18 @@ pub enum ModelError {
     Kernel(#[from] KernelError),
 }
 
-/// One rank's part of a decoder model. Every rank of the group calls the same methods with the same batch.
+/// One rank's part of a decoder model. Every rank of the group calls the same methods with the same arguments.
 pub trait Model: Send {
+    /// Meets the other ranks of a group before any other call with its `comm`, for what ranks must know of each other:
+    /// addresses of memory, say. Called once in each life of the group, by ranks that were just built and by those
+    /// that lived on; nothing of an earlier life may be used after it. Ranks may come minutes apart.
+    fn join(&mut self, comm: &mut dyn Collective) -> Result<(), ModelError> {
+        let _ = comm;
+        Ok(())
+    }
+
     /// Runs all layers over `batch`, appends keys and values to `kv`, and keeps the hidden states of
-    /// `batch.output_rows` for [`Model::logits`].
+    /// `batch.output_rows` for [`Model::outcomes`] and [`Model::logits`].
     fn forward(
         &mut self,
         batch: &Batch,
@@ -48,10 +61,19 @@ pub trait Model: Send {
         comm: &mut dyn Collective,
     ) -> Result<(), ModelError>;
 
-    /// Logits `[rows.len(), vocabulary]`, whole on every rank, of the given kept rows (indices into
-    /// `output_rows` of the last forward). At most [`Model::logit_rows_max`] rows a call, so memory stays bounded.
-    /// The caller may use the logits as scratch.
-    fn logits(&mut self, rows: Range<usize>, comm: &mut dyn Collective) -> Result<&mut [f32], ModelError>;
+    /// What becomes of the kept rows: one request and one outcome for each output row of the last forward, in their
+    /// order. Every rank draws the same tokens; log-probabilities are made where `report` says so, on rank 0.
+    fn outcomes(
+        &mut self,
+        requests: &[RowRequest<'_>],
+        report: bool,
+        comm: &mut dyn Collective,
+    ) -> Result<Vec<RowOutcome>, ModelError>;
+
+    /// Logits `[rows.len(), vocabulary]`, whole on every rank, of the given kept rows (indices into `output_rows` of
+    /// the last forward). At most [`Model::logit_rows_max`] rows a call, so memory stays bounded. For tests and tools:
+    /// tokens come from [`Model::outcomes`], which need not bring logits to the host.
+    fn logits(&mut self, rows: Range<usize>, comm: &mut dyn Collective) -> Result<&[f32], ModelError>;
 
     /// Most rows that one [`Model::logits`] call may ask for.
     fn logit_rows_max(&self) -> usize;
@@ -76,12 +98,18 @@ pub fn load(
     options: &LoadOptions,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Box<dyn Model>, LoadError> {
+    if let Device::Cuda(device) = device {
+        let model = cuda::CudaLlama::load(device, checkpoint, partition, rank, options, progress)?;
+        return Ok(Box::new(model));
+    }
     match (checkpoint.config().architecture, options.dtype) {
         (Architecture::Llama | Architecture::Mistral, DType::F32) => {
-            Ok(Box::new(llama::Llama::<f32>::load(device, checkpoint, partition, rank, options, progress)?))
+            let model = llama::Llama::<f32>::load(device, checkpoint, partition, rank, options, progress)?;
+            Ok(Box::new(DrawOnHost::new(model)))
         }
         (Architecture::Llama | Architecture::Mistral, DType::BF16) => {
-            Ok(Box::new(llama::Llama::<bf16>::load(device, checkpoint, partition, rank, options, progress)?))
+            let model = llama::Llama::<bf16>::load(device, checkpoint, partition, rank, options, progress)?;
+            Ok(Box::new(DrawOnHost::new(model)))
         }
     }
 }

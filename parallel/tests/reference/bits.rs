@@ -162,7 +162,14 @@ fn scattered(
     let (isa, threads) = (isas[random.below(isas.len())], random.below(3) + 1);
     let device = Device::cpu_with(threads, isa).unwrap();
     let partition = Partition::new(checkpoint.config(), 1, None).unwrap();
-    let options = LoadOptions { dtype, max_batch_tokens: BUDGET, block_size: BLOCK_SIZE };
+    let options = LoadOptions {
+        dtype,
+        max_batch_tokens: BUDGET,
+        block_size: BLOCK_SIZE,
+        max_num_seqs: BUDGET,
+        max_model_len: 4096,
+        deterministic: true,
+    };
     let mut comm = LocalGroup::new(1).remove(0);
     let mut model: Box<dyn Model> =
         load(&device, checkpoint, &partition, Rank(0), &options, &|_, _| {}).unwrap();

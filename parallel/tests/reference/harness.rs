@@ -4,19 +4,20 @@ use std::{path::PathBuf, sync::Arc, thread};
 
 use consort_kernels::{
     DType,
+    cuda::{device::CudaDevice, settings::Settings},
     device::{Device, Isa},
 };
 use consort_parallel::{
     batch::{Batch, BatchSpan},
     checkpoint::Checkpoint,
     collective::{Collective, LocalGroup},
-    ids::BlockId,
+    ids::{BlockId, Rank},
     kv::KvStore,
     model::{LoadOptions, Model, kv_layout, load},
     partition::Partition,
 };
 
-const BLOCK_SIZE: usize = 16;
+pub(crate) const BLOCK_SIZE: usize = 16;
 
 /// Folder of the committed fixtures.
 pub(crate) fn fixtures() -> PathBuf {
@@ -58,12 +59,35 @@ pub(crate) struct Setup {
     pub(crate) isa: Isa,
     /// Whether all sequences advance in the same steps, each by a share of `chunk`, instead of one after the other.
     pub(crate) together: bool,
+    pub(crate) place: Place,
+}
+
+/// Where a group computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Place {
+    Cpu,
+    /// Each rank on the CUDA device of its number.
+    Cuda {
+        deterministic: bool,
+    },
 }
 
 impl Setup {
     pub(crate) fn new(width: usize, dtype: DType, chunk: usize) -> Self {
         let threads = if width == 1 { 2 } else { 1 };
-        Setup { width, dtype, chunk, threads, isa: Isa::detect(), together: false }
+        Setup { width, dtype, chunk, threads, isa: Isa::detect(), together: false, place: Place::Cpu }
+    }
+}
+
+impl Setup {
+    pub(crate) fn device(self, rank: Rank) -> Device {
+        match self.place {
+            Place::Cpu => Device::cpu_with(self.threads, self.isa).unwrap(),
+            Place::Cuda { .. } => {
+                let selector = format!("cuda:{}", rank.0).parse().unwrap();
+                Device::Cuda(CudaDevice::open(&selector, &Settings::of_process()).unwrap())
+            }
+        }
     }
 }
 
@@ -84,24 +108,36 @@ pub(crate) fn teacher_forced_weighted(
     weights: Option<&[f32]>,
     sequences: &[Vec<u32>],
 ) -> Vec<Vec<f32>> {
-    let Setup { width, dtype, chunk, threads, isa, together } = setup;
+    let Setup { width, dtype, chunk, together, place, .. } = setup;
     let partition = &Partition::new(checkpoint.config(), width, weights).unwrap();
     let blocks: usize = sequences.iter().map(|tokens| tokens.len().div_ceil(BLOCK_SIZE)).sum();
-    let options = &LoadOptions { dtype, max_batch_tokens: chunk, block_size: BLOCK_SIZE };
+    let options = &LoadOptions {
+        dtype,
+        max_batch_tokens: chunk,
+        block_size: BLOCK_SIZE,
+        max_num_seqs: chunk,
+        max_model_len: 4096,
+        deterministic: place != Place::Cuda { deterministic: false },
+    };
     let mut results: Vec<Vec<Vec<f32>>> = thread::scope(|scope| {
         let ranks: Vec<_> = LocalGroup::new(width)
             .into_iter()
             .map(|mut comm| {
                 scope.spawn(move || {
                     let rank = comm.rank();
-                    let device = Device::cpu_with(threads, isa).unwrap();
+                    let device = setup.device(rank);
                     let mut model = load(&device, checkpoint, partition, rank, options, &|_, _| {}).unwrap();
+                    model.join(&mut comm).unwrap();
                     let share = partition.share(rank);
                     let layout = kv_layout(checkpoint.config(), share, dtype, BLOCK_SIZE).unwrap();
                     let mut kv = KvStore::new(&device, layout, blocks).unwrap();
                     let mut run =
                         |part: &[Vec<u32>]| some_sequences(&mut *model, &mut kv, &mut comm, chunk, part);
-                    if together { run(sequences) } else { sequences.chunks(1).flat_map(run).collect() }
+                    let logits =
+                        if together { run(sequences) } else { sequences.chunks(1).flat_map(run).collect() };
+                    // A rank that leaves ends the group, in which others may still wait for its device.
+                    comm.barrier().unwrap();
+                    logits
                 })
             })
             .collect();

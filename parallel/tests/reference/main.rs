@@ -7,4 +7,5 @@ mod cuda;
 mod harness;
 
 mod smollm2;
+mod software_driver;
 mod tiny;

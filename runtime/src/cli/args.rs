@@ -194,7 +194,7 @@ pub(super) struct ModelArgs {
     /// Ranks to split the model over; any number.
     #[arg(long, visible_alias = "tp", value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     tensor_parallel_size: Option<usize>,
-    /// Device of each rank, as in cpu,cpu.
+    /// Device of each rank, as in cpu,cpu or cuda:0,cuda:1; cuda:GPU-UUID names a card for good.
     #[arg(long, value_name = "LIST")]
     devices: Option<String>,
     /// Relative share of each rank, as in 2,1,1.
@@ -206,6 +206,10 @@ pub(super) struct ModelArgs {
     /// Instruction set: portable, avx2, avx512, amx, or auto for the machine's best. All compute the same bits.
     #[arg(long, value_name = "ISA")]
     cpu_isa: Option<String>,
+    /// A request's tokens do not depend on what else runs. Off on GPUs unless asked for, because it costs speed; CPUs
+    /// always compute so.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    batch_invariant: Option<bool>,
     /// Tokens of one KV block.
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole)]
     block_size: Option<usize>,
@@ -263,6 +267,7 @@ impl ModelArgs {
                 weights: self.weights,
                 threads_per_rank: self.threads_per_rank,
                 cpu_isa: self.cpu_isa,
+                batch_invariant: self.batch_invariant,
                 block_size: self.block_size,
                 kv_cache_memory_bytes: self.kv_cache_memory_bytes,
                 gpu_memory_utilization: self.gpu_memory_utilization,

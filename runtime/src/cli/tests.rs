@@ -152,6 +152,30 @@ fn help_tells_the_exit_codes_and_every_flag_of_a_key() {
     {
         assert!(serve.contains(word), "{word} is not in\n{serve}");
     }
+    for word in ["cuda:GPU-UUID", "--batch-invariant[=<BOOL>]", "do not depend on what else runs"] {
+        assert!(serve.contains(word), "{word} is not in\n{serve}");
+    }
+}
+
+#[test]
+fn batch_invariance_is_a_flag_with_or_without_a_word() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    testing::write_checkpoint(folder.path());
+    let model = folder.path().to_str().expect("Unicode");
+    let config = |flags: &[&str]| {
+        let line = [&["consort", "serve", "--devices", "cuda:1"], flags, &[model]].concat();
+        let Command::Serve(args) = Cli::try_parse_from(line).expect("well-formed").command else { panic!() };
+        let builder = args.model.builder(args.source, args.server).environment(Environment::empty());
+        let written = builder.effective_config().expect("valid");
+        let line = written.lines().find(|line| line.starts_with("batch_invariant")).expect("it is written");
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(config(&[]), "batch_invariant = false # default");
+    // What follows the flag is the model, not its word.
+    assert_eq!(config(&["--batch-invariant"]), "batch_invariant = true # --batch-invariant");
+    assert_eq!(config(&["--batch-invariant=false"]), "batch_invariant = false # --batch-invariant");
+    let unknown = Cli::try_parse_from(["consort", "serve", "--batch-invariant=maybe", model]);
+    assert!(unknown.expect_err("no such word").to_string().contains("possible values: true, false"));
 }
 
 #[test]

@@ -3,12 +3,22 @@
 use std::{path::PathBuf, sync::Arc};
 
 use consort_actors::{CacheSpec, Ensemble, EnsembleSpec, LoadProgress, SchedulerConfig};
-use consort_kernels::device::Isa;
-use consort_parallel::{checkpoint::Checkpoint, model::LoadOptions};
+use consort_kernels::{
+    cuda::{cubins::Cubins, settings::Settings},
+    device::Isa,
+};
+use consort_parallel::checkpoint::Checkpoint;
 
-use super::{Engine, Inner, Limits, LiveRequests, factory::ModelFactory, optional, plan::Plan, sizing};
+use super::{
+    Engine, Inner, Limits, LiveRequests,
+    cards::Cards,
+    factory::ModelFactory,
+    optional,
+    plan::{Plan, load_options},
+    sizing,
+};
 use crate::{
-    error::EngineError,
+    error::{DeviceError, EngineError},
     metrics::EngineMetrics,
     server::ServerSettings,
     text::{ChatTemplate, Tokenizer},
@@ -86,6 +96,12 @@ impl EngineBuilder {
         self.with_overrides(|overrides| overrides.cpu_isa = Some(isa.into()))
     }
 
+    /// Whether a request's tokens must not depend on what else runs: on GPUs a choice that costs speed, on CPUs always
+    /// so.
+    pub fn batch_invariant(self, is_asked_for: bool) -> Self {
+        self.with_overrides(|overrides| overrides.batch_invariant = Some(is_asked_for))
+    }
+
     /// Most sequences that run at a time.
     pub fn max_num_seqs(self, sequences: usize) -> Self {
         self.with_overrides(|overrides| overrides.max_num_seqs = Some(sequences))
@@ -151,7 +167,9 @@ impl EngineBuilder {
     pub fn effective_config(&self) -> Result<String, EngineError> {
         let topology = self.topology(&self.overrides)?;
         let checkpoint = open(&topology)?;
-        let plan = Plan::new(&topology, &checkpoint)?;
+        // The cards may be in another machine: then the number of blocks is what their absence makes of it.
+        let cards = Cards::look(topology.devices()).ok().flatten();
+        let plan = Plan::new(&topology, &checkpoint, cards.as_ref())?;
         texts(&checkpoint)?;
         Ok(topology.to_annotated_toml(&plan.computed()))
     }
@@ -229,7 +247,8 @@ impl Prepared {
     fn new(topology: &Topology) -> Result<Self, EngineError> {
         let checkpoint = open(topology)?;
         // Whether the model can be divided as asked comes before the slower look at its tokenizer.
-        let plan = Plan::new(topology, &checkpoint)?;
+        let cards = Cards::look(topology.devices()).map_err(DeviceError)?;
+        let plan = Plan::new(topology, &checkpoint, cards.as_ref())?;
         let config = checkpoint.config();
         let limits = Limits {
             vocab_size: config.vocab_size,
@@ -262,13 +281,17 @@ fn ensemble_spec(topology: &Topology, checkpoint: &Arc<Checkpoint>, plan: Plan) 
     let block_size = topology.block_size();
     let max_num_batched_tokens = topology.max_num_batched_tokens();
     let (num_blocks, max_model_len) = (plan.num_blocks, plan.max_model_len);
+    let settings = Settings::of_process();
     let factory = ModelFactory {
         checkpoint: Arc::clone(checkpoint),
         partition: plan.partition,
-        options: LoadOptions { dtype: plan.dtype, max_batch_tokens: max_num_batched_tokens, block_size },
+        options: load_options(topology, plan.dtype, max_model_len),
         num_blocks,
+        devices: topology.devices().to_vec(),
         threads_per_rank: plan.threads_per_rank,
         isa: plan.isa,
+        cubins: Arc::new(Cubins::new(settings.clone())),
+        settings,
     };
     EnsembleSpec {
         ranks: topology.tensor_parallel_size(),

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use consort_actors::{ModelExecutor, ProgressReporter, RankShare, ShardError, ShardExecutor, ShardFactory};
-use consort_kernels::device::{Device, Isa};
+use consort_kernels::{
+    cuda::{cubins::Cubins, device::CudaDevice, settings::Settings},
+    device::{Device, Isa},
+};
 use consort_parallel::{
     checkpoint::Checkpoint,
     collective::Collective,
@@ -14,19 +17,38 @@ use consort_parallel::{
     partition::Partition,
 };
 
+use super::cards::selector;
+use crate::{error::DeviceError, topology::DeviceSpec};
+
 /// Builds ranks of one checkpoint. A restarted rank is built by the same factory.
 pub(crate) struct ModelFactory {
     pub(crate) checkpoint: Arc<Checkpoint>,
     pub(crate) partition: Partition,
     pub(crate) options: LoadOptions,
     pub(crate) num_blocks: usize,
+    /// In rank order.
+    pub(crate) devices: Vec<DeviceSpec>,
     pub(crate) threads_per_rank: usize,
     pub(crate) isa: Isa,
+    /// Where CUDA's libraries are, and the kernels that all ranks share.
+    pub(crate) settings: Settings,
+    pub(crate) cubins: Arc<Cubins>,
 }
 
 impl ModelFactory {
     fn config(&self) -> &ModelConfig {
         self.checkpoint.config()
+    }
+
+    /// Opens the rank's device, on the thread that will use it.
+    fn device(&self, rank: Rank) -> Result<Device, ShardError> {
+        match self.devices[rank.index()] {
+            DeviceSpec::Cpu(_) => Device::cpu_with(self.threads_per_rank, self.isa).map_err(ShardError::load),
+            device => {
+                let open = |device| CudaDevice::open_with(&selector(device)?, &self.settings, &self.cubins);
+                Ok(Device::Cuda(open(device).map_err(|error| ShardError::load(DeviceError(error)))?))
+            }
+        }
     }
 }
 
@@ -37,7 +59,7 @@ impl ShardFactory for ModelFactory {
         comm: Box<dyn Collective>,
         progress: &ProgressReporter,
     ) -> Result<Box<dyn ShardExecutor>, ShardError> {
-        let device = Device::cpu_with(self.threads_per_rank, self.isa).map_err(ShardError::load)?;
+        let device = self.device(rank)?;
         let report = |loaded, total| progress.report(loaded, total);
         let model = model::load(&device, &self.checkpoint, &self.partition, rank, &self.options, &report)
             .map_err(ShardError::load)?;

@@ -5,6 +5,7 @@
 //! Streams cancel their request when dropped. The server and the command line are built on this API alone.
 
 mod builder;
+mod cards;
 mod factory;
 mod live;
 mod options;

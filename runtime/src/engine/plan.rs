@@ -6,11 +6,14 @@ use consort_kernels::{DType, KernelError, device::Isa};
 use consort_parallel::{
     checkpoint::{Checkpoint, Encoding},
     config::ModelConfig,
-    model,
+    model::{self, LoadOptions},
     partition::{Partition, PartitionError},
 };
 
-use super::sizing::{self, KvDemand};
+use super::{
+    cards::{CardMemory, Cards},
+    sizing::{self, KvDemand},
+};
 use crate::{
     error::EngineError,
     topology::{self, Computed, Rest, Topology, Violation},
@@ -23,6 +26,8 @@ const RANKS_AND_WEIGHTS: [&str; 3] = ["parallel.tensor_parallel_size", "parallel
 /// The keys that decide whether a sequence fits into the cache, whatever the number of ranks.
 const CACHE_SIZES: [&str; 3] = ["model.dtype", MAX_MODEL_LEN, "cache"];
 const KV_BYTES: &str = "cache.kv_cache_memory_bytes";
+const UTILIZATION: &str = "cache.gpu_memory_utilization";
+const DTYPE: &str = "model.dtype";
 
 /// Every number that the model and the machine decide together.
 pub(super) struct Plan {
@@ -38,15 +43,19 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Decides, or tells everything that the model cannot do as asked.
-    pub(super) fn new(topology: &Topology, checkpoint: &Checkpoint) -> Result<Plan, EngineError> {
-        Draft::new(topology, checkpoint, &BTreeSet::new()).into_plan(topology)
+    /// Decides, or tells everything that the model cannot do as asked. Without `cards`, blocks on GPUs are a guess.
+    pub(super) fn new(
+        topology: &Topology,
+        checkpoint: &Checkpoint,
+        cards: Option<&Cards>,
+    ) -> Result<Plan, EngineError> {
+        Draft::new(topology, checkpoint, cards, &BTreeSet::new()).into_plan(topology)
     }
 
     /// What the model cannot do of a topology that breaks rules of its own, as far as that can be told without the keys
     /// that are in doubt.
     pub(super) fn violations(rest: &Rest, checkpoint: &Checkpoint) -> Vec<Violation> {
-        Draft::new(&rest.topology, checkpoint, &rest.doubtful).violations
+        Draft::new(&rest.topology, checkpoint, None, &rest.doubtful).violations
     }
 
     /// For those who print it.
@@ -77,7 +86,12 @@ struct Draft {
 }
 
 impl Draft {
-    fn new(topology: &Topology, checkpoint: &Checkpoint, doubtful: &BTreeSet<String>) -> Draft {
+    fn new(
+        topology: &Topology,
+        checkpoint: &Checkpoint,
+        cards: Option<&Cards>,
+        doubtful: &BTreeSet<String>,
+    ) -> Draft {
         let mut violations = Vec::new();
         let is_in_doubt =
             |keys: &[&str]| doubtful.iter().any(|doubtful| keys.iter().any(|key| doubtful.starts_with(key)));
@@ -87,7 +101,7 @@ impl Draft {
             true => None,
             false => partition(topology, checkpoint, &mut violations),
         };
-        let dtype = dtype(topology.dtype(), checkpoint);
+        let dtype = dtype(topology, checkpoint, &mut violations);
         let block_size = topology.block_size();
         let block_bytes = match &partition {
             Some(partition) => block_bytes(partition, config, dtype, block_size),
@@ -95,8 +109,20 @@ impl Draft {
             None => Partition::new(config, 1, None)
                 .map_or(Ok(0), |whole| block_bytes(&whole, config, dtype, block_size)),
         };
+        let on_cards = match (&partition, cards) {
+            (Some(partition), Some(cards)) => {
+                let options = load_options(topology, dtype, max_model_len);
+                cards.memory(config, partition, &options, topology.gpu_memory_utilization())
+            }
+            _ => Ok(None),
+        };
+        let (on_cards, block_bytes) = match on_cards {
+            Ok(on_cards) => (on_cards, block_bytes),
+            Err(error) => (None, block_bytes.and(Err(error))),
+        };
         let demand = KvDemand {
             given_bytes: topology.kv_cache_memory_bytes(),
+            card_blocks: on_cards.map(|memory| memory.blocks),
             block_bytes: *block_bytes.as_ref().unwrap_or(&0),
             block_size,
             max_model_len,
@@ -104,7 +130,7 @@ impl Draft {
         };
         let num_blocks = match is_in_doubt(&CACHE_SIZES) {
             true => 0,
-            false => num_blocks(topology, &demand, &mut violations),
+            false => num_blocks(topology, &demand, on_cards, &mut violations),
         };
         Draft { violations, partition, dtype, max_model_len, num_blocks, block_bytes }
     }
@@ -183,11 +209,30 @@ fn partition(
     None
 }
 
-fn num_blocks(topology: &Topology, demand: &KvDemand, violations: &mut Vec<Violation>) -> usize {
+fn num_blocks(
+    topology: &Topology,
+    demand: &KvDemand,
+    on_cards: Option<CardMemory>,
+    violations: &mut Vec<Violation>,
+) -> usize {
     let small = match demand.num_blocks() {
         Ok(num_blocks) => return num_blocks,
         Err(small) => small,
     };
+    if let (None, Some(card)) = (demand.given_bytes, on_cards) {
+        let CardMemory { rank, ordinal, memory_bytes, usable_bytes, model_bytes, blocks } = card;
+        let problem = format!(
+            "{usable_bytes} of the {memory_bytes} bytes of cuda:{ordinal} (rank {rank}) may be used, and weights and \
+             activations take {model_bytes}: {blocks} KV blocks are left, but one sequence of max_model_len = {} \
+             tokens needs {}",
+            demand.max_model_len, small.needed_blocks
+        );
+        let remedy = "use more cards, raise gpu_memory_utilization, or lower max_model_len or \
+                      max_num_batched_tokens"
+            .to_owned();
+        violations.push(topology.violation(&[UTILIZATION], problem, remedy, None));
+        return 0;
+    }
     let problem = format!(
         "{} bytes hold {} KV blocks, but one sequence of max_model_len = {} tokens needs {} ({} bytes)",
         small.given_bytes, small.given_blocks, demand.max_model_len, small.needed_blocks, small.needed_bytes
@@ -201,13 +246,33 @@ fn num_blocks(topology: &Topology, demand: &KvDemand, violations: &mut Vec<Viola
     0
 }
 
-/// The format to compute in. `auto` keeps float32 checkpoints exact.
-fn dtype(asked: topology::DType, checkpoint: &Checkpoint) -> DType {
-    match asked {
+/// What a rank's model is loaded for.
+pub(super) fn load_options(topology: &Topology, dtype: DType, max_model_len: usize) -> LoadOptions {
+    LoadOptions {
+        dtype,
+        max_batch_tokens: topology.max_num_batched_tokens(),
+        block_size: topology.block_size(),
+        max_num_seqs: topology.max_num_seqs(),
+        max_model_len,
+        deterministic: topology.batch_invariant(),
+    }
+}
+
+/// The format to compute in. `auto` keeps float32 checkpoints exact on a CPU; GPUs compute in bfloat16.
+fn dtype(topology: &Topology, checkpoint: &Checkpoint, violations: &mut Vec<Violation>) -> DType {
+    let on_cpus = topology.devices().iter().all(topology::DeviceSpec::is_cpu);
+    match topology.dtype() {
         topology::DType::BFloat16 => DType::BF16,
-        topology::DType::Float32 => DType::F32,
+        topology::DType::Float32 => {
+            if !on_cpus {
+                let problem = "float32 on GPUs, which compute in bfloat16 only".to_owned();
+                let remedy = "use bfloat16, or list \"cpu\" devices".to_owned();
+                violations.push(topology.violation(&[DTYPE], problem, remedy, None));
+            }
+            DType::F32
+        }
         topology::DType::Auto => match checkpoint.tensor("model.embed_tokens.weight") {
-            Ok(embedding) if embedding.encoding == Encoding::F32 => DType::F32,
+            Ok(embedding) if on_cpus && embedding.encoding == Encoding::F32 => DType::F32,
             _ => DType::BF16,
         },
     }

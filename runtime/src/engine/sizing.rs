@@ -29,6 +29,8 @@ pub(super) struct CacheTooSmall {
 pub(super) struct KvDemand {
     /// Memory to use over all ranks, if the operator said so.
     pub(super) given_bytes: Option<u64>,
+    /// Blocks that fit on every card, where ranks compute on GPUs.
+    pub(super) card_blocks: Option<usize>,
     /// One block's bytes, summed over ranks.
     pub(super) block_bytes: u64,
     /// Tokens per block.
@@ -47,8 +49,13 @@ impl KvDemand {
         // Ids of blocks have 32 bits.
         let fit =
             |bytes: u64| usize::try_from(bytes / block_bytes).unwrap_or(usize::MAX).min(u32::MAX as usize);
-        let given_bytes = self.given_bytes.unwrap_or(KV_CACHE_BYTES_DEFAULT);
-        let given_blocks = fit(given_bytes);
+        let (given_bytes, given_blocks) = match (self.given_bytes, self.card_blocks) {
+            (None, Some(blocks)) => ((blocks as u64).saturating_mul(block_bytes), blocks),
+            (given, _) => {
+                let bytes = given.unwrap_or(KV_CACHE_BYTES_DEFAULT);
+                (bytes, fit(bytes))
+            }
+        };
         if given_blocks < needed_blocks {
             return Err(CacheTooSmall {
                 given_bytes,

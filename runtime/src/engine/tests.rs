@@ -1,6 +1,7 @@
 use std::time::{Duration, Instant};
 
 use consort_actors::SubmitError;
+use consort_kernels::cuda::device::CudaError;
 use futures_util::future::join_all;
 use tempfile::TempDir;
 
@@ -10,7 +11,7 @@ use super::{
 };
 use crate::{
     EngineBuilder, EnsembleState, Isa,
-    error::RequestError,
+    error::{DeviceError, EngineError, RequestError},
     testing::{self, Faults, Rebuild},
     topology::Environment,
 };
@@ -385,6 +386,28 @@ async fn every_instruction_set_of_the_machine_can_be_forced_and_answers_alike() 
         tiny(&folder, 1).environment([("CONSORT_CPU_ISA", "sse9")].into_iter().collect()).start().await;
     let error = unknown.expect_err("there is none of that name").to_string();
     assert!(error.contains("environment variable CONSORT_CPU_ISA: parallel.cpu_isa: \"sse9\""), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_that_is_not_there_is_refused_with_what_is_missing_within_a_second() {
+    let folder = checkpoint();
+    let on = |devices: &str| {
+        let devices = devices.to_owned();
+        tiny(&folder, 2).with_overrides(move |overrides| overrides.devices = Some(devices))
+    };
+    let devices = "cuda:98,cuda:GPU-00112233-4455-6677-8899-aabbccddeeff";
+    let started = std::time::Instant::now();
+    let error = on(devices).start().await.expect_err("no such GPU");
+    assert!(started.elapsed().as_secs() < 1, "{:?}", started.elapsed());
+    let EngineError::Device(DeviceError(error)) = &error else { panic!("{error:?}") };
+    match error {
+        CudaError::NoDriver { .. } => assert!(error.to_string().contains("CONSORT_CUDA_LIB_PATH"), "{error}"),
+        CudaError::NoDevice { wanted, .. } => assert_eq!(wanted, "cuda:98"),
+        other => panic!("{other:?}"),
+    }
+    // What the configuration comes to can be read where its cards are not.
+    let printed = on(devices).effective_config().expect("valid");
+    assert!(printed.contains("devices = [\"cuda:98\""), "{printed}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

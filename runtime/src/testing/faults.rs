@@ -101,6 +101,10 @@ struct FaultyExecutor {
 }
 
 impl ShardExecutor for FaultyExecutor {
+    fn join(&mut self) -> Result<(), ShardError> {
+        self.inner.join()
+    }
+
     fn execute(&mut self, plan: &StepPlan) -> Result<StepResult, ShardError> {
         if self.rank == STRUCK && self.faults.steps_left.fetch_sub(1, Ordering::SeqCst) == 0 {
             panic!("injected panic");

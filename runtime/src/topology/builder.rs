@@ -94,6 +94,13 @@ impl TopologyBuilder {
         self
     }
 
+    /// Whether a request's tokens must not depend on what else runs: on GPUs a choice, on CPUs always so.
+    #[must_use]
+    pub fn batch_invariant(mut self, is_asked_for: bool) -> Self {
+        self.raw.parallel.batch_invariant = by("batch_invariant", is_asked_for);
+        self
+    }
+
     /// Tokens of one KV block.
     #[must_use]
     pub fn block_size(mut self, tokens: usize) -> Self {

@@ -12,7 +12,7 @@
 //! [parallel]
 //! tensor_parallel_size = 3
 //! [[node]]
-//! devices = ["cpu", "cpu", "cpu"]
+//! devices = ["cpu", "cpu", "cpu"]                   # or "cuda:0", ..., or "cuda:GPU-UUID"
 //! [cache]
 //! kv_cache_memory_bytes = "512MiB"                  # over all ranks
 //! [server]
@@ -23,6 +23,7 @@
 //! model.
 
 mod builder;
+mod device;
 mod env;
 mod error;
 mod excerpt;
@@ -49,6 +50,7 @@ use consort_kernels::device::Isa;
 
 pub use self::{
     builder::TopologyBuilder,
+    device::{CudaCard, DeviceSpec, GpuUuid},
     env::Environment,
     error::{TopologyError, Violation},
     overrides::Overrides,
@@ -79,23 +81,6 @@ impl DType {
             DType::BFloat16 => "bfloat16",
             DType::Float32 => "float32",
             DType::Auto => "auto",
-        }
-    }
-}
-
-/// A device of a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum DeviceSpec {
-    /// The host's processor; a number names a share of it and has no meaning beyond telling ranks apart.
-    Cpu(Option<u16>),
-}
-
-impl fmt::Display for DeviceSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DeviceSpec::Cpu(None) => f.write_str("cpu"),
-            DeviceSpec::Cpu(Some(index)) => write!(f, "cpu:{index}"),
         }
     }
 }
@@ -157,6 +142,7 @@ pub struct Topology {
     weights: Option<Vec<f64>>,
     threads_per_rank: Option<usize>,
     cpu_isa: Option<Isa>,
+    batch_invariant: Option<bool>,
     block_size: usize,
     kv_cache_memory_bytes: Option<u64>,
     gpu_memory_utilization: f64,
@@ -305,6 +291,17 @@ impl Topology {
     /// Instruction set of CPU ranks; the best of the machine where absent.
     pub fn cpu_isa(&self) -> Option<Isa> {
         self.cpu_isa
+    }
+
+    /// Whether a request's tokens must not depend on what else runs. On CPUs they never do; on GPUs it costs speed, and
+    /// is off unless asked for.
+    pub fn batch_invariant(&self) -> bool {
+        self.is_on_cpus() || self.batch_invariant.unwrap_or(false)
+    }
+
+    /// Whether all ranks are on the host's processor.
+    fn is_on_cpus(&self) -> bool {
+        self.devices.iter().all(DeviceSpec::is_cpu)
     }
 
     /// Tokens of one KV block.

@@ -29,8 +29,8 @@ pub struct Overrides {
     pub dtype: Option<String>,
     /// Replaces `model.max_model_len`.
     pub max_model_len: Option<usize>,
-    /// Replaces `parallel.tensor_parallel_size`, and all `[[node]]` of lower layers that list another number of
-    /// devices.
+    /// Replaces `parallel.tensor_parallel_size`, and all `[[node]]` of lower layers that list another number of CPU
+    /// devices. Where they list GPUs it is refused: which of them, `devices` must say.
     pub tensor_parallel_size: Option<usize>,
     /// Replaces `parallel.weights`: numbers with commas between.
     pub weights: Option<String>,
@@ -38,6 +38,8 @@ pub struct Overrides {
     pub threads_per_rank: Option<usize>,
     /// Replaces `parallel.cpu_isa`.
     pub cpu_isa: Option<String>,
+    /// Replaces `parallel.batch_invariant`.
+    pub batch_invariant: Option<bool>,
     /// Replaces all `[[node]]` by one with these `devices`, with commas between, and the number of ranks of lower
     /// layers.
     pub devices: Option<String>,
@@ -81,6 +83,7 @@ impl Overrides {
             ("--weights", self.weights.clone()),
             ("--threads-per-rank", text(&self.threads_per_rank)),
             ("--cpu-isa", self.cpu_isa.clone()),
+            ("--batch-invariant", text(&self.batch_invariant)),
             ("--devices", self.devices.clone()),
             ("--block-size", text(&self.block_size)),
             ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes.clone()),

@@ -72,6 +72,8 @@ pub(super) struct RawParallel {
     pub(super) threads_per_rank: Leaf<i64>,
     /// Instruction set of CPU ranks: `auto`, `portable`, `avx2`, `avx512` or `amx`.
     pub(super) cpu_isa: Leaf<String>,
+    /// Whether a request's tokens must not depend on its company.
+    pub(super) batch_invariant: Leaf<bool>,
 }
 
 /// Where it runs: one host of the ensemble.
@@ -132,6 +134,7 @@ pub(super) enum Slot<'a> {
     Text(&'a mut Leaf<String>),
     Whole(&'a mut Leaf<i64>),
     Number(&'a mut Leaf<f64>),
+    Truth(&'a mut Leaf<bool>),
     Bytes(&'a mut Leaf<RawBytes>),
     Numbers(&'a mut Leaf<Vec<Sourced<f64>>>),
     Texts(&'a mut Leaf<Vec<Sourced<String>>>),
@@ -152,6 +155,7 @@ impl RawTopology {
             "parallel.weights" => Slot::Numbers(&mut parallel.weights),
             "parallel.threads_per_rank" => Slot::Whole(&mut parallel.threads_per_rank),
             "parallel.cpu_isa" => Slot::Text(&mut parallel.cpu_isa),
+            "parallel.batch_invariant" => Slot::Truth(&mut parallel.batch_invariant),
             "node.devices" => {
                 self.node = vec![RawNode::default()];
                 return self.node.first_mut()?.slot("devices");
@@ -201,6 +205,7 @@ impl Slot<'_> {
             Slot::Text(leaf) => of(leaf),
             Slot::Whole(leaf) => of(leaf),
             Slot::Number(leaf) => of(leaf),
+            Slot::Truth(leaf) => of(leaf),
             Slot::Bytes(leaf) => of(leaf),
             Slot::Numbers(leaf) => of(leaf),
             Slot::Texts(leaf) => of(leaf),
@@ -213,6 +218,7 @@ impl Slot<'_> {
             Slot::Text(_) => "text",
             Slot::Whole(_) => "a whole number",
             Slot::Number(_) => "a number",
+            Slot::Truth(_) => "true or false",
             Slot::Bytes(_) => "an amount of memory",
             Slot::Numbers(_) => "a list of numbers",
             Slot::Texts(_) => "a list of texts",
@@ -225,6 +231,7 @@ impl Slot<'_> {
             Slot::Text(_) => "\"text in quotes\"",
             Slot::Whole(_) => "3",
             Slot::Number(_) => "0.9",
+            Slot::Truth(_) => "true",
             Slot::Bytes(_) => "\"512MiB\"",
             Slot::Numbers(_) => "[2, 1, 1]",
             Slot::Texts(_) => "[\"cpu\", \"cpu\"]",

@@ -8,23 +8,25 @@ const LENGTH_MAX: usize = 64;
 const LISTEN: &str = "write listen = \"HOST:PORT\" in [server]";
 
 /// The same names in the environment, and the keys that they stand for.
-const FOREIGN_VARIABLES: [(&str, &str); 6] = [
+const FOREIGN_VARIABLES: [(&str, &str); 7] = [
     ("tp", "parallel.tensor_parallel_size"),
     ("tp_size", "parallel.tensor_parallel_size"),
     ("model", "model.path"),
     ("threads", "parallel.threads_per_rank"),
     ("isa", "parallel.cpu_isa"),
+    ("deterministic", "parallel.batch_invariant"),
     ("devices", "node.devices"),
 ];
 
 /// Names from other tools and habits that no edit distance would find.
-const FOREIGN_KEYS: [(&str, &str); 9] = [
+const FOREIGN_KEYS: [(&str, &str); 10] = [
     ("tp", "did you mean `tensor_parallel_size` in [parallel]?"),
     ("tp_size", "did you mean `tensor_parallel_size` in [parallel]?"),
     ("model", "did you mean `path` in [model]?"),
     ("model_path", "did you mean `path` in [model]?"),
     ("threads", "did you mean `threads_per_rank` in [parallel]?"),
     ("isa", "did you mean `cpu_isa` in [parallel]?"),
+    ("deterministic", "did you mean `batch_invariant` in [parallel]?"),
     ("host", LISTEN),
     ("port", LISTEN),
     (

@@ -1,3 +1,4 @@
+mod devices;
 mod layers;
 mod written;
 
@@ -184,7 +185,7 @@ max_body_bytes = 0
         "three.toml:6:24: parallel.tensor_parallel_size: 2 ranks, but [[node]] lists 3 devices",
         "three.toml:7:22: parallel.data_parallel_size: 2 replicas",
         "three.toml:8:15: parallel.weights: 0.0 is no share of a model",
-        "three.toml:10:12: node[0].devices: \"cuda:0\" is a GPU, and this build has no CUDA backend yet",
+        "three.toml:10:22: node[0].devices: \"cpu\" beside \"cuda:0\": ranks of one replica",
         "three.toml:10:29: node[0].devices: \"tpu\" is no device",
         "three.toml:11:8: node[0].host: \"gpu-box:7070\" is another machine",
         "three.toml:13:14: cache.block_size: 24 is not a multiple of 16",

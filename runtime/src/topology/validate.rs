@@ -110,6 +110,7 @@ pub(super) fn validate(
         weights,
         threads_per_rank,
         cpu_isa,
+        batch_invariant: raw.parallel.batch_invariant.as_ref().map(|given| given.value),
         block_size,
         kv_cache_memory_bytes,
         gpu_memory_utilization,

@@ -59,6 +59,7 @@ pub(super) fn of_file(slot: Slot<'_>, key: &str, given: &Spanned<DeValue<'_>>, v
             Some(number) => put(leaf, number, origin),
             None => refuse(given, expected, such(), violations),
         },
+        (Slot::Truth(leaf), DeValue::Boolean(truth)) => put(leaf, *truth, origin),
         (Slot::Numbers(leaf), DeValue::Array(items)) => {
             let mut numbers = Vec::with_capacity(items.len());
             for item in items.iter() {
@@ -114,6 +115,8 @@ fn rewritten(slot: &Slot<'_>, value: &DeValue<'_>) -> Option<String> {
         (Slot::Bytes(_), DeValue::Float(_)) => {
             Some("give whole bytes, or text with a unit such as \"1.5GiB\"".into())
         }
+        (Slot::Truth(_), DeValue::String(text)) => Some(format!("write {} without quotes", truth(text)?)),
+        (Slot::Truth(_), DeValue::Integer(number)) => Some(format!("write {}", truth(number.as_str())?)),
         (Slot::Text(_), DeValue::Integer(number)) => {
             Some(format!("put it in quotes: \"{}\"", shown(&number.to_string())))
         }
@@ -136,6 +139,15 @@ fn put<T>(leaf: &mut Leaf<T>, value: T, origin: Origin) {
 
 fn whole(number: &DeInteger<'_>) -> Option<i64> {
     i64::from_str_radix(number.as_str(), number.radix()).ok()
+}
+
+/// What a text means by yes or no. Other tools take 1 and 0 in variables.
+fn truth(text: &str) -> Option<bool> {
+    match text.trim().to_lowercase().as_str() {
+        "true" | "1" => Some(true),
+        "false" | "0" => Some(false),
+        _ => None,
+    }
 }
 
 fn float(number: &DeFloat<'_>) -> Option<f64> {
@@ -171,6 +183,10 @@ pub(super) fn of_text(slot: Slot<'_>, key: &str, text: String, origin: Origin, v
         Slot::Number(leaf) => match trimmed.parse() {
             Ok(number) => put(leaf, number, origin),
             Err(_) => refuse(&origin, "give a number"),
+        },
+        Slot::Truth(leaf) => match truth(trimmed) {
+            Some(truth) => put(leaf, truth, origin),
+            None => refuse(&origin, "give true or false"),
         },
         Slot::Numbers(leaf) => match items(trimmed).map(str::parse).collect::<Result<Vec<f64>, _>>() {
             Ok(numbers) => {

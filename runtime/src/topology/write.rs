@@ -127,6 +127,7 @@ impl Sections<'_> {
             }
             (None, None) => {}
         }
+        self.batch_invariant(computed.is_some());
         let devices = topology.devices.iter().map(|device| Value::String(device.to_string())).collect();
         let devices = Value::Array(devices).to_string();
         if has_devices {
@@ -137,6 +138,19 @@ impl Sections<'_> {
             self.section("# [[node]]");
             let line = format!("# devices = {devices}");
             let _ = writeln!(self.out, "{line:<COMMENT_COLUMN$} # computed: one for each rank");
+        }
+    }
+
+    /// What was asked for, or what the devices make of it.
+    fn batch_invariant(&mut self, with_computed: bool) {
+        let (key, topology) = ("parallel.batch_invariant", self.topology);
+        let is_on_cpus = topology.is_on_cpus();
+        if let Some(asked) = topology.batch_invariant {
+            let note = if is_on_cpus && !asked { "no effect on CPUs: they always are" } else { "" };
+            self.line_of(key, &asked.to_string(), note, None);
+        } else if with_computed {
+            let origin = is_on_cpus.then_some("computed: CPUs always are");
+            self.line_of(key, &topology.batch_invariant().to_string(), "", origin);
         }
     }
 
@@ -153,7 +167,8 @@ impl Sections<'_> {
             }),
         );
         let utilization = Value::Float(topology.gpu_memory_utilization).to_string();
-        self.line_of("cache.gpu_memory_utilization", &utilization, "no effect on CPUs", None);
+        let note = if topology.is_on_cpus() { "no effect on CPUs" } else { "" };
+        self.line_of("cache.gpu_memory_utilization", &utilization, note, None);
         self.section("[scheduler]");
         self.number("scheduler.max_num_seqs", topology.max_num_seqs);
         self.number("scheduler.max_num_batched_tokens", topology.max_num_batched_tokens);

@@ -1,5 +1,5 @@
 //! The crate arrows: `kernels <- parallel <- actors <- runtime <- {examples, cluster-tests}`, and nothing points back.
-//! Below them the emulator, which only tests may use.
+//! Below them the emulator and the software driver, which only tests may use.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -9,6 +9,7 @@ use super::Findings;
 /// Crates by height. A crate may depend on lower ones only, in every kind of dependency, dev included.
 const LAYERS: &[&[&str]] = &[
     &["consort-emulator"],
+    &["consort-software-driver"],
     &["consort-kernels"],
     &["consort-parallel"],
     &["consort-actors"],
@@ -16,8 +17,8 @@ const LAYERS: &[&[&str]] = &[
     &["consort-examples", "consort-cluster-tests"],
 ];
 
-/// Members that nothing but tests may depend on.
-const FOR_TESTS: &[&str] = &["consort-emulator"];
+/// Members that nothing but tests, and each other, may depend on.
+const FOR_TESTS: &[&str] = &["consort-emulator", "consort-software-driver"];
 
 /// Members beside the layers: no member depends on them, and they depend on none but those of `BORROWED`.
 const APART: &[&str] = &["xtask"];
@@ -45,7 +46,8 @@ pub(super) fn check(metadata: &Value) -> Result<Findings> {
         for dependency in dependencies {
             let name = name_of(dependency).context("a dependency has no name")?;
             let kind = dependency["kind"].as_str().unwrap_or("normal");
-            if FOR_TESTS.contains(&name.as_str()) && kind != "dev" {
+            let for_tests = |name: &str| FOR_TESTS.contains(&name);
+            if for_tests(&name) && !for_tests(member) && kind != "dev" {
                 found
                     .errors
                     .push(format!("{member} depends on {name} ({kind} dependency), which is for tests only"));

@@ -32,6 +32,10 @@ pub(super) const LEAVES: &[&str] = &[
     // The emulator that runs CUDA text in tests: its C++ machine, memory for kernels.
     "kernels/emulator/src/",
     "kernels/emulator/tests/planted.rs",
+    "kernels/emulator/driver/tests/driver/",
+    "kernels/emulator/driver/tests/abi/facts.rs",
+    "kernels/emulator/driver/tests/abi/library.rs",
+    "kernels/emulator/driver/tests/cublaslt/harness.rs",
     "parallel/tests/reference/cuda/",
     "kernels/src/embedding/cuda.rs",
     "kernels/src/kv_copy/cuda.rs",
@@ -40,8 +44,20 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/src/rope/cuda.rs",
     // The operating system: memory; and parts of one slice for several threads.
     "kernels/src/sys/",
-    // NVRTC, loaded at run time.
+    // NVIDIA's libraries, loaded at run time: the loader, NVRTC, the driver and cuBLASLt.
+    "kernels/src/cuda/dynamic.rs",
     "kernels/src/cuda/nvrtc/library.rs",
+    "kernels/src/cuda/device/raw/",
+    // CUDA devices: views of their memory, and copies from and to memory of the host.
+    "kernels/src/cuda/device/arena.rs",
+    "kernels/src/cuda/device/graph.rs",
+    "kernels/src/cuda/device/launcher.rs",
+    "kernels/src/cuda/device/matrix.rs",
+    "kernels/src/cuda/device/pinned.rs",
+    "kernels/src/cuda/device/staging.rs",
+    "kernels/src/cuda/device/tests/operations.rs",
+    "kernels/src/cuda/device/transfer.rs",
+    "kernels/src/cuda/device/uploader.rs",
     // Files mapped into memory.
     "parallel/src/checkpoint/mapped.rs",
     // An allocator that counts, for a test.

@@ -1,5 +1,5 @@
-// driver KERNEL BLOCKS ORDER COPIES SEED: runs one planted kernel in one way. Prints `clean`, `wrong: ...` or
-// `fault: ...`; what a sanitizer finds it reports itself.
+// driver KERNEL BLOCKS ORDER COPIES SEED [opened]: runs one planted kernel in one way, at once or bit by bit. Prints
+// `clean`, `wrong: ...` or `fault: ...`; what a sanitizer finds it reports itself.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,8 +11,24 @@ extern "C" int emulator_memory_intact(const unsigned char* start, std::size_t by
 
 constexpr unsigned COUNT = 128;
 
+// As emulator_launch, but bit by bit; what waits for memory to change is told after so many rounds.
+static int run_opened(const EmulatorGrid& grid, const EmulatorSettings& settings, char* message, std::size_t bytes) {
+    EmulatorOpenGrid* open = emulator_open(&grid, &settings, message, bytes);
+    if (!open) return 1;
+    int progress = EMULATOR_PROGRESSED;
+    for (int blocked = 0; blocked < 100 && (progress == EMULATOR_PROGRESSED || progress == EMULATOR_BLOCKED);) {
+        progress = emulator_advance(open, message, bytes);
+        blocked = progress == EMULATOR_BLOCKED ? blocked + 1 : 0;
+    }
+    if (progress == EMULATOR_BLOCKED) std::snprintf(message, bytes, "%s is blocked", grid.kernel);
+    if (progress == EMULATOR_MEMORY_FAULT && !emulator_touched(open)) std::abort();
+    emulator_close(open);
+    return progress != EMULATOR_DONE;
+}
+
 int main(int count, char** words) {
-    if (count != 6) return 2;
+    bool opened = count == 7 && std::strcmp(words[6], "opened") == 0;
+    if (count != 6 && !opened) return 2;
     unsigned blocks = (unsigned)std::atoi(words[2]);
     std::size_t out_bytes = COUNT * blocks * sizeof(float);
     auto* in = reinterpret_cast<float*>(emulator_memory_take(COUNT * sizeof(float)));
@@ -27,7 +43,9 @@ int main(int count, char** words) {
     EmulatorSettings settings{(std::uint32_t)std::atoi(words[3]), (std::uint32_t)std::atoi(words[4]),
                               (std::uint64_t)std::atoll(words[5]), blocks > 1};
     char message[1024];
-    if (emulator_launch(&grid, 1, &settings, message, sizeof message) != 0) {
+    bool failed = opened ? run_opened(grid, settings, message, sizeof message) != 0
+                         : emulator_launch(&grid, 1, &settings, message, sizeof message) != 0;
+    if (failed) {
         std::printf("fault: %s\n", message);
         return 0;
     }

@@ -473,8 +473,8 @@ fn emulator_a_score_that_is_not_finite_makes_its_row_nan_and_no_other() {
 fn emulator_calls_without_rows_launch_nothing() {
     let world = World::new(&case(&[2], 64, &[(20, 0)]));
     let device = Emulated { settings: Settings::PLAIN, multiprocessors: 4 };
-    assert_eq!(world.attend(&device, FILL, &world.spans, &[]), []);
-    assert_eq!(world.attend(&device, FILL, &[], &[]), []);
+    assert_eq!(world.attend(&device, FILL, &world.spans, &[]), [0.0; 0]);
+    assert_eq!(world.attend(&device, FILL, &[], &[]), [0.0; 0]);
 }
 
 #[test]

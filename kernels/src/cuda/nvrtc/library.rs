@@ -3,10 +3,11 @@
 
 use std::{
     ffi::{CStr, CString, OsStr, c_char, c_int, c_void},
-    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     ptr,
 };
+
+use crate::cuda::dynamic::{self, Scope};
 
 /// A log or cubin beyond this is taken for a broken library, before memory is asked for it.
 const OUTPUT_BYTES_MAX: usize = 1 << 30;
@@ -89,18 +90,10 @@ pub(super) struct Header {
 impl Library {
     /// Loads `file`, a path or a name for the loader to find, and returns it with its version.
     pub(super) fn open(file: &OsStr, version_min: (i32, i32)) -> Result<(Library, (i32, i32)), LoadError> {
-        let name =
-            CString::new(file.as_bytes()).map_err(|_| LoadError::Refused("its name holds a NUL".into()))?;
-        // SAFETY: `name` is a C string. Loading runs the library's constructors; that the file is NVRTC is the contract
-        // of whoever configured the path.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() {
-            return Err(LoadError::Refused(loader_error()));
-        }
-        // Never closed again, not even on the error paths below: see the type.
+        let loaded = dynamic::Library::open(file, Scope::Local).map_err(LoadError::Refused)?;
         // SAFETY (all of them): the types are those of nvrtc.h.
         let get_version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status =
-            unsafe { symbol(handle, c"nvrtcVersion") }?;
+            unsafe { symbol(loaded, c"nvrtcVersion") }?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both point to integers.
         if unsafe { get_version(&mut major, &mut minor) } != SUCCESS {
@@ -110,8 +103,8 @@ impl Library {
             return Err(LoadError::TooOld(major, minor));
         }
         // SAFETY: as above.
-        let functions = unsafe { Functions::of(handle) }?;
-        let path = path_of(get_version as *const c_void);
+        let functions = unsafe { Functions::of(loaded) }?;
+        let path = loaded.file_of(c"nvrtcVersion");
         Ok((Library { path, functions }, (major, minor)))
     }
 
@@ -189,21 +182,21 @@ impl Library {
 
 impl Functions {
     /// # Safety
-    /// `handle` is NVRTC.
-    unsafe fn of(handle: *mut c_void) -> Result<Functions, LoadError> {
+    /// `library` is NVRTC.
+    unsafe fn of(library: dynamic::Library) -> Result<Functions, LoadError> {
         // SAFETY: by the caller's word; the types are those of nvrtc.h.
         unsafe {
             Ok(Functions {
-                error_string: symbol(handle, c"nvrtcGetErrorString")?,
-                count_architectures: symbol(handle, c"nvrtcGetNumSupportedArchs")?,
-                list_architectures: symbol(handle, c"nvrtcGetSupportedArchs")?,
-                create: symbol(handle, c"nvrtcCreateProgram")?,
-                destroy: symbol(handle, c"nvrtcDestroyProgram")?,
-                compile: symbol(handle, c"nvrtcCompileProgram")?,
-                log_bytes: symbol(handle, c"nvrtcGetProgramLogSize")?,
-                log: symbol(handle, c"nvrtcGetProgramLog")?,
-                cubin_bytes: symbol(handle, c"nvrtcGetCUBINSize")?,
-                cubin: symbol(handle, c"nvrtcGetCUBIN")?,
+                error_string: symbol(library, c"nvrtcGetErrorString")?,
+                count_architectures: symbol(library, c"nvrtcGetNumSupportedArchs")?,
+                list_architectures: symbol(library, c"nvrtcGetSupportedArchs")?,
+                create: symbol(library, c"nvrtcCreateProgram")?,
+                destroy: symbol(library, c"nvrtcDestroyProgram")?,
+                compile: symbol(library, c"nvrtcCompileProgram")?,
+                log_bytes: symbol(library, c"nvrtcGetProgramLogSize")?,
+                log: symbol(library, c"nvrtcGetProgramLog")?,
+                cubin_bytes: symbol(library, c"nvrtcGetCUBINSize")?,
+                cubin: symbol(library, c"nvrtcGetCUBIN")?,
             })
         }
     }
@@ -273,38 +266,7 @@ impl Drop for OpenProgram<'_> {
 ///
 /// # Safety
 /// `T` is a pointer to a function of that function's type.
-unsafe fn symbol<T: Copy>(handle: *mut c_void, name: &'static CStr) -> Result<T, LoadError> {
-    const { assert!(size_of::<T>() == size_of::<*mut c_void>()) };
-    // SAFETY: an open library and a C string.
-    let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
-    if address.is_null() {
-        return Err(LoadError::Lacks(name));
-    }
-    // SAFETY: of the same size by the assertion, a function of that type by the caller's word.
-    Ok(unsafe { std::mem::transmute_copy(&address) })
-}
-
-/// What the loader last complained of on this thread.
-fn loader_error() -> String {
-    // SAFETY: returns null or a C string that lives until this thread's next call of the loader.
-    let text = unsafe { libc::dlerror() };
-    if text.is_null() {
-        return "the loader does not say why".to_owned();
-    }
-    // SAFETY: as above.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-}
-
-/// The file that holds a function.
-fn path_of(function: *const c_void) -> Option<PathBuf> {
-    // SAFETY: zeros are a value of this structure of pointers.
-    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: any address may be asked for; `info` has room for the answer.
-    let found = unsafe { libc::dladdr(function, &mut info) } != 0 && !info.dli_fname.is_null();
-    if !found {
-        return None;
-    }
-    // SAFETY: a C string of the loader's, for as long as the library is loaded.
-    let name = unsafe { CStr::from_ptr(info.dli_fname) };
-    Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
+unsafe fn symbol<T: Copy>(library: dynamic::Library, name: &'static CStr) -> Result<T, LoadError> {
+    // SAFETY: the caller's word.
+    unsafe { library.function(name) }.ok_or(LoadError::Lacks(name))
 }

@@ -4,7 +4,6 @@
 //! Versions 12 and 13 are known to work. Who wants a cubin asks [`super::cubins`], which comes here last.
 
 mod library;
-mod search;
 pub mod usage;
 
 use std::{
@@ -13,13 +12,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use self::{
-    library::{CallError, Header, Library, LoadError, Outcome},
-    search::Place,
-};
+use self::library::{CallError, Header, Library, LoadError, Outcome};
 use super::{
     arch::Arch,
     cubins::manifest::OPTIONS,
+    dynamic,
+    search::{self, NVRTC, Place},
     settings::Settings,
     sources::{PRELUDE, Source},
 };
@@ -122,7 +120,7 @@ impl Nvrtc {
     pub fn open(settings: &Settings, arch: Arch) -> Result<Nvrtc, NvrtcError> {
         let mut looked = String::new();
         let mut unsuited = None;
-        for place in search::places(settings, Path::new("/")) {
+        for place in search::places(&NVRTC, settings, Path::new("/")) {
             for opened in Nvrtc::open_at(&place) {
                 match opened.map(|nvrtc| nvrtc.require(arch).map(|()| nvrtc)) {
                     Ok(Ok(nvrtc)) => return Ok(nvrtc),
@@ -137,7 +135,7 @@ impl Nvrtc {
     /// Those of a place, one after the other, or what is wrong with each.
     fn open_at(place: &Place) -> Box<dyn Iterator<Item = Result<Nvrtc, String>> + '_> {
         match place {
-            Place::Loader => Box::new(search::NAMES.iter().map(|name| {
+            Place::Loader => Box::new(NVRTC.names.iter().map(|name| {
                 Nvrtc::load(PathBuf::from(name)).map_err(|error| match error {
                     LoadError::Refused(reason) => format!("the loader's path: {reason}"),
                     error => format!("{name}: {}", shown(&error)),
@@ -145,10 +143,10 @@ impl Nvrtc {
             })),
             Place::File(file) => Box::new(std::iter::once(Nvrtc::load_file(file))),
             Place::Folder(folder) => {
-                let files = search::NAMES.iter().map(|name| folder.join(name));
+                let files = NVRTC.names.iter().map(|name| folder.join(name));
                 let files: Vec<PathBuf> = files.filter(|file| file.exists()).collect();
                 if files.is_empty() {
-                    let nothing = format!("{}: no {}", folder.display(), search::NAMES.join(", no "));
+                    let nothing = format!("{}: no {}", folder.display(), NVRTC.names.join(", no "));
                     return Box::new(std::iter::once(Err(nothing)));
                 }
                 Box::new(files.into_iter().map(|file| Nvrtc::load_file(&file)))
@@ -157,8 +155,7 @@ impl Nvrtc {
     }
 
     fn load_file(file: &Path) -> Result<Nvrtc, String> {
-        // A relative path without a slash would be looked for on the loader's path.
-        let file = std::path::absolute(file).unwrap_or_else(|_| file.to_path_buf());
+        let file = dynamic::absolute(file);
         Nvrtc::load(file.clone()).map_err(|error| format!("{}: {}", file.display(), shown(&error)))
     }
 

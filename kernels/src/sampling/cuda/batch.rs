@@ -5,9 +5,9 @@ use crate::sampling::{
 };
 
 /// Words of a row's numbers on the device.
-pub(super) const ROW_WORDS: usize = 16;
+pub const ROW_WORDS: usize = 16;
 /// Words of one change of a logit on the device.
-pub(super) const ENTRY_WORDS: usize = 4;
+pub const ENTRY_WORDS: usize = 4;
 
 const GREEDY: u32 = 1;
 const MIN_P: u32 = 2;

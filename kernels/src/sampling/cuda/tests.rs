@@ -159,7 +159,7 @@ fn emulator_the_workspace_is_left_as_it_must_be_found() {
 
 #[test]
 fn emulator_a_batch_without_rows_or_tokens_is_well() {
-    assert_eq!(single(&plain(), &Case::random(0, 0, 8)), []);
+    assert_eq!(single(&plain(), &Case::random(0, 0, 8)), [0; 0]);
     let mut case = Case::random(0, 0, 0);
     case.push(Vec::new(), SamplingParams::default());
     case.push(Vec::new(), SamplingParams { temperature: 0.0, ..Default::default() });

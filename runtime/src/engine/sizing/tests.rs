@@ -3,7 +3,14 @@ use consort_parallel::config::GenerationDefaults;
 use super::{CacheTooSmall, KvDemand, sane, threads_per_rank};
 
 fn demand(given_bytes: Option<u64>) -> KvDemand {
-    KvDemand { given_bytes, block_bytes: 1000, block_size: 16, max_model_len: 100, max_num_seqs: 4 }
+    KvDemand {
+        given_bytes,
+        card_blocks: None,
+        block_bytes: 1000,
+        block_size: 16,
+        max_model_len: 100,
+        max_num_seqs: 4,
+    }
 }
 
 #[test]
@@ -14,6 +21,18 @@ fn given_memory_is_used_whole() {
 #[test]
 fn memory_for_exactly_one_sequence_is_enough() {
     assert_eq!(demand(Some(7_000)).num_blocks().expect("fits"), 7);
+}
+
+#[test]
+fn cards_give_what_is_left_on_them_unless_less_is_asked_for_or_can_be_used() {
+    let on_cards = |blocks, given| KvDemand { card_blocks: Some(blocks), ..demand(given) };
+    assert_eq!(on_cards(20, None).num_blocks().expect("fits"), 20);
+    assert_eq!(on_cards(1000, None).num_blocks().expect("fits"), 28, "all that four sequences use");
+    assert_eq!(on_cards(20, Some(9_000)).num_blocks().expect("fits"), 9);
+    match on_cards(6, None).num_blocks() {
+        Err(small) => assert_eq!((small.given_bytes, small.given_blocks, small.fitting_len), (6_000, 6, 96)),
+        fits => panic!("must be refused, got {fits:?}"),
+    }
 }
 
 #[test]

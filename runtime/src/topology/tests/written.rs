@@ -67,6 +67,7 @@ fn every_value_is_written_with_its_origin() {
         "weights = [2.0, 1.0] # --weights",
         "threads_per_rank = 2 # computed: 4 cores shared out over 2 ranks",
         "cpu_isa = \"portable\" # environment variable CONSORT_CPU_ISA",
+        "batch_invariant = true # computed: CPUs always are",
         "# [[node]]",
         "# devices = [\"cpu\", \"cpu\"] # computed: one for each rank",
         "block_size = 16 # default",
@@ -129,6 +130,15 @@ fn topology(place: &Place, seed: &Seed) -> Topology {
     if seed.flags & 16 != 0 {
         builder = builder.cpu_isa("portable");
     }
+    if seed.flags & 32 != 0 {
+        builder = builder.batch_invariant(seed.choice.is_multiple_of(2));
+    }
+    if seed.flags & 64 != 0 {
+        let uuid =
+            |rank: usize| format!("cuda:GPU-0123abcd-4567-89ef-0123-4567{:08x}", rank * seed.choice + rank);
+        let card = |rank| if rank % 2 == 0 { uuid(rank) } else { format!("cuda:{rank}") };
+        builder = builder.devices((0..seed.weights.len()).map(card));
+    }
     builder.build_with(&key()).unwrap()
 }
 
@@ -155,7 +165,7 @@ prop_compose! {
         more in 0_usize..100_000,
         bytes in any::<u64>(),
         weights in prop::collection::vec(1e-30_f64..1e30, 1..9),
-        flags in 0_u32..32,
+        flags in 0_u32..128,
     ) -> Seed {
         Seed { name, choice, seqs, more, bytes, weights, flags }
     }

@@ -1,4 +1,4 @@
-//! Devices of the ranks, and their shares.
+//! Devices of the ranks, what may stand beside each other, and their shares.
 
 use std::{cmp::Ordering, net::IpAddr};
 
@@ -8,7 +8,6 @@ use super::{
         error::Violations,
         excerpt::shown,
         raw::{Leaf, Origin, RawNode, RawTopology, Sourced},
-        suggest,
     },
     Fields, RANKS_MAX,
 };
@@ -28,10 +27,15 @@ pub(super) fn settle(raw: &mut RawTopology) {
     }
     match size.origin.layer().cmp(&first.origin.layer()) {
         Ordering::Less => raw.parallel.tensor_parallel_size = None,
-        // Nodes elsewhere stay, to be refused: nothing is run here that was meant for another machine.
-        Ordering::Greater => {
-            raw.node.retain(|node| node.host.as_ref().is_some_and(|host| !is_here(&host.value)));
-        }
+        // Nodes elsewhere stay, to be refused: nothing is run here that was meant for another machine. So do GPUs:
+        // nothing is run on a CPU that was meant for them, and which of them to use is not ours to choose.
+        Ordering::Greater => raw.node.retain(|node| {
+            let is_gpu = |device: &Sourced<String>| {
+                DeviceSpec::parse(&device.value).is_ok_and(|device| !device.is_cpu())
+            };
+            node.host.as_ref().is_some_and(|host| !is_here(&host.value))
+                || node.devices.as_ref().is_some_and(|listed| listed.value.iter().any(is_gpu))
+        }),
         Ordering::Equal => {}
     }
 }
@@ -39,7 +43,7 @@ pub(super) fn settle(raw: &mut RawTopology) {
 /// One device per rank. The number of ranks and the list of devices each imply the other.
 pub(super) fn devices(size: &Leaf<i64>, nodes: &[RawNode], fields: &mut Fields) -> Vec<DeviceSpec> {
     let count = fields.optional_count(SIZE_KEY, size, RANKS_MAX);
-    let mut devices = Vec::new();
+    let (mut devices, mut company) = (Vec::new(), Company::default());
     let listed = || nodes.iter().filter_map(|node| node.devices.as_ref());
     let total = listed().map(|list| list.value.len()).sum::<usize>().max(nodes.len());
     if total > RANKS_MAX as usize {
@@ -57,7 +61,9 @@ pub(super) fn devices(size: &Leaf<i64>, nodes: &[RawNode], fields: &mut Fields) 
         let key = format!("node[{at}].devices");
         match &node.devices {
             Some(listed) if !listed.value.is_empty() => {
-                devices.extend(listed.value.iter().map(|name| device(&key, name, &mut fields.violations)));
+                for given in &listed.value {
+                    devices.push(device(&key, given, &mut company, &mut fields.violations));
+                }
             }
             Some(listed) => {
                 fields.violations.add(
@@ -118,38 +124,66 @@ fn is_here(host: &str) -> bool {
         || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-fn device(key: &str, given: &Sourced<String>, violations: &mut Violations) -> DeviceSpec {
-    let name = given.value.trim();
-    let told = shown(name);
-    let (kind, index) = match name.split_once(':') {
-        Some((kind, index)) => (kind, Some(index.parse::<u16>())),
-        None => (name, None),
-    };
-    match (kind, index) {
-        ("cpu", None) => return DeviceSpec::Cpu(None),
-        ("cpu", Some(Ok(index))) => return DeviceSpec::Cpu(Some(index)),
-        ("cuda", None | Some(Ok(_))) => violations.add(
-            key,
-            &given.origin,
-            format!("\"{told}\" is a GPU, and this build has no CUDA backend yet"),
-            "use \"cpu\"",
-        ),
-        _ if name.starts_with("GPU-") => violations.add(
-            key,
-            &given.origin,
-            format!("\"{told}\" names a GPU, and this build has no CUDA backend yet"),
-            "use \"cpu\"",
-        ),
-        _ => {
-            // Not for `gpu`, which is no misspelling.
-            let remedy = match suggest::nearest(name, ["cpu"]).filter(|_| name.starts_with(['c', 'C'])) {
-                Some(meant) => format!("did you mean \"{meant}\"?"),
-                None => "use \"cpu\" or \"cpu:N\" (\"cuda:N\" once this build has a CUDA backend)".to_owned(),
-            };
-            violations.add(key, &given.origin, format!("\"{told}\" is no device"), remedy);
+/// The device of that name; the CPU stands in for one that there is not.
+fn device<'a>(
+    key: &str,
+    given: &'a Sourced<String>,
+    company: &mut Company<'a>,
+    violations: &mut Violations,
+) -> DeviceSpec {
+    match DeviceSpec::parse(&given.value) {
+        Ok(device) => {
+            company.admit(key, device, given, violations);
+            device
+        }
+        Err((problem, remedy)) => {
+            violations.add(key, &given.origin, problem, remedy);
+            DeviceSpec::Cpu(None)
         }
     }
-    DeviceSpec::Cpu(None)
+}
+
+/// The devices of one replica so far, each with its place: what may stand beside them.
+#[derive(Default)]
+struct Company<'a> {
+    first: Option<(DeviceSpec, &'a Sourced<String>)>,
+    gpus: Vec<(DeviceSpec, &'a Sourced<String>)>,
+    /// Whether it was told that kinds are mixed: once is enough.
+    is_mixed: bool,
+}
+
+impl<'a> Company<'a> {
+    fn admit(
+        &mut self,
+        key: &str,
+        device: DeviceSpec,
+        given: &'a Sourced<String>,
+        violations: &mut Violations,
+    ) {
+        let (first, first_given) = *self.first.get_or_insert((device, given));
+        if first.is_cpu() != device.is_cpu() && !self.is_mixed {
+            self.is_mixed = true;
+            violations.add_clash(
+                (key, &given.origin),
+                format!("\"{device}\" beside \"{first}\": ranks of one replica sum their parts on one kind of device"),
+                "list GPUs only, or CPUs only".to_owned(),
+                (&first_given.origin, format!("\"{first}\" is the first")),
+            );
+        }
+        if device.is_cpu() {
+            return;
+        }
+        // As many GPUs as a machine has: looking through them all is nothing.
+        match self.gpus.iter().find(|(other, _)| *other == device) {
+            Some((_, other)) => violations.add_clash(
+                (key, &given.origin),
+                format!("\"{device}\" is listed twice, and two ranks cannot share a card"),
+                "list another card, or one rank less".to_owned(),
+                (&other.origin, "the first time is here".to_owned()),
+            ),
+            None => self.gpus.push((device, given)),
+        }
+    }
 }
 
 /// Relative shares: one positive number for each rank.

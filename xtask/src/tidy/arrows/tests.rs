@@ -54,6 +54,18 @@ fn crates_of_one_layer_and_xtask_stay_apart() {
 }
 
 #[test]
+fn what_is_for_tests_may_only_be_used_by_tests_and_its_like() {
+    let among_themselves = [("consort-software-driver", "consort-emulator", None)];
+    assert_eq!(check(&workspace(&among_themselves)).unwrap(), Findings::default());
+    assert_eq!(
+        check(&workspace(&[("consort-kernels", "consort-software-driver", Some("dev"))])).unwrap(),
+        Findings::default()
+    );
+    let found = check(&workspace(&[("consort-kernels", "consort-software-driver", None)])).unwrap();
+    assert!(found.errors[0].contains("which is for tests only"), "{found:?}");
+}
+
+#[test]
 fn a_new_crate_must_be_given_its_place() {
     let mut metadata = workspace(&[]);
     let packages = metadata["packages"].as_array_mut().unwrap();

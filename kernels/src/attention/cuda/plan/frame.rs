@@ -60,6 +60,11 @@ impl Frame {
         })
     }
 
+    /// Floats of workspace that any plan of this frame over `shape` needs.
+    pub fn workspace_floats(&self, shape: &AttentionShape) -> usize {
+        self.partials * shape.kv_of_query.len() * (shape.pages.padded_dim() + 2)
+    }
+
     /// Numbers on the device of any plan of this frame over `shape`.
     pub fn numbers_room(&self, shape: &AttentionShape) -> usize {
         let spans = 4 * self.sequences;

@@ -1,6 +1,10 @@
 use super::*;
 use crate::testing::Folder;
 
+fn places_of_nvrtc(settings: &Settings, root: &Path) -> Vec<Place> {
+    places(&NVRTC, settings, root)
+}
+
 fn folder(root: &Folder, path: &str) -> PathBuf {
     let path = root.path().join(path);
     fs::create_dir_all(&path).unwrap();
@@ -12,9 +16,12 @@ fn a_configured_library_is_the_only_place() {
     let root = Folder::new("search-configured");
     folder(&root, "usr/local/cuda/lib64");
     let mut settings = Settings { library: Some(folder(&root, "mine")), ..Settings::default() };
-    assert_eq!(places(&settings, root.path()), [Place::Folder(root.path().join("mine"))]);
+    assert_eq!(places_of_nvrtc(&settings, root.path()), [Place::Folder(root.path().join("mine"))]);
     settings.library = Some(root.path().join("mine/libnvrtc.so.12"));
-    assert_eq!(places(&settings, root.path()), [Place::File(root.path().join("mine/libnvrtc.so.12"))]);
+    assert_eq!(
+        places_of_nvrtc(&settings, root.path()),
+        [Place::File(root.path().join("mine/libnvrtc.so.12"))]
+    );
 }
 
 #[test]
@@ -47,7 +54,7 @@ fn the_order_is_loader_then_toolkits_then_system_then_wheels() {
         home: Some(root.path().join("home")),
         ..Settings::default()
     };
-    let found = places(&settings, root.path());
+    let found = places_of_nvrtc(&settings, root.path());
     assert_eq!(found[0], Place::Loader);
     assert_eq!(found[1..], expected);
 }
@@ -55,5 +62,32 @@ fn the_order_is_loader_then_toolkits_then_system_then_wheels() {
 #[test]
 fn an_empty_machine_leaves_the_loader() {
     let root = Folder::new("search-empty");
-    assert_eq!(places(&Settings::default(), root.path()), [Place::Loader]);
+    assert_eq!(places_of_nvrtc(&Settings::default(), root.path()), [Place::Loader]);
+}
+
+#[test]
+fn the_driver_is_no_toolkits_and_cublaslt_is_in_its_wheels() {
+    let root = Folder::new("search-driver");
+    let [local, system, wsl, wheel] = [
+        "usr/local/cuda/lib64",
+        "usr/lib/x86_64-linux-gnu",
+        "usr/lib/wsl/lib",
+        "venv/lib/python3.11/site-packages/nvidia/cublas/lib",
+    ]
+    .map(|path| Place::Folder(folder(&root, path)));
+    let settings = Settings { environments: vec![root.path().join("venv")], ..Settings::default() };
+    assert_eq!(places(&DRIVER, &settings, root.path()), [Place::Loader, system.clone(), wsl]);
+    assert_eq!(places(&CUBLAS_LT, &settings, root.path()), [Place::Loader, local, system, wheel]);
+}
+
+#[test]
+fn the_file_of_one_library_says_nothing_of_another() {
+    let root = Folder::new("search-other-file");
+    let mine = folder(&root, "mine");
+    let compiler = Settings { library: Some(mine.join("libnvrtc.so.12")), ..Settings::default() };
+    assert_eq!(places(&DRIVER, &compiler, root.path()), [Place::Loader]);
+    assert_eq!(places(&CUBLAS_LT, &compiler, root.path()), [Place::Loader]);
+    let driver = Settings { library: Some(mine.join("libcuda.so.1")), ..Settings::default() };
+    assert_eq!(places(&DRIVER, &driver, root.path()), [Place::File(mine.join("libcuda.so.1"))]);
+    assert_eq!(places(&NVRTC, &driver, root.path()), [Place::Loader]);
 }

@@ -1,20 +1,54 @@
-//! Where NVRTC may be.
+//! Where NVIDIA's libraries may be.
 //!
-//! In this order: `CONSORT_CUDA_LIB_PATH` (if set, nothing else); the loader's path; `CUDA_HOME` and `CUDA_PATH`;
-//! `/usr/local/cuda*`, the newest first, and `/opt/cuda`; Debian's folders; the folders into which the Python wheels
-//! `nvidia-cuda-nvrtc-cu12` and `nvidia-cuda-nvrtc` put it: in the active environment, in those that the `python3`s of
-//! `PATH` belong to, among the user's own packages and in Debian's. Python itself is never run, so an interpreter
-//! behind a shim (pyenv's) is not followed.
+//! In this order: `CONSORT_CUDA_LIB_PATH` (if set, nothing else, unless it names the file of another library); the
+//! loader's path; `CUDA_HOME` and `CUDA_PATH`; `/usr/local/cuda*`, the newest first, and `/opt/cuda`; the
+//! distributions' folders; the folders into which the Python wheels of CUDA 12 and 13 put them: in the active
+//! environment, in those that the `python3`s of `PATH` belong to, among the user's own packages and in Debian's.
+//! Python itself is never run, so an interpreter behind a shim (pyenv's) is not followed. The driver's library comes
+//! with the driver: toolkits and wheels do not have it.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-use crate::cuda::settings::Settings;
+use super::settings::Settings;
 
-/// File names that NVRTC goes by, the newest first. The loader knows it under the same names.
-pub(super) const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+/// A library to look for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// What a file of any of its names begins with.
+    stem: &'static str,
+    /// File names that it goes by, the newest first. The loader knows it under the same names.
+    pub(super) names: &'static [&'static str],
+    home: Home,
+}
+
+/// What a library is part of.
+#[derive(Debug, PartialEq, Eq)]
+enum Home {
+    /// Toolkits, and Python's wheels: there in these folders below `site-packages`.
+    Toolkit { wheel_folders: &'static [&'static str] },
+    /// The driver.
+    Driver,
+}
+
+/// The run-time compiler.
+pub(super) const NVRTC: Wanted = Wanted {
+    stem: "libnvrtc.so",
+    names: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+    home: Home::Toolkit { wheel_folders: &["nvidia/cuda_nvrtc/lib", "nvidia/cu13/lib"] },
+};
+
+/// Matrix products.
+pub(super) const CUBLAS_LT: Wanted = Wanted {
+    stem: "libcublasLt.so",
+    names: &["libcublasLt.so.13", "libcublasLt.so.12"],
+    home: Home::Toolkit { wheel_folders: &["nvidia/cublas/lib", "nvidia/cu13/lib"] },
+};
+
+/// The driver.
+pub(super) const DRIVER: Wanted = Wanted { stem: "libcuda.so", names: &["libcuda.so.1"], home: Home::Driver };
 
 /// Library folders of a toolkit.
 const TOOLKIT_FOLDERS: [&str; 4] = ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"];
@@ -25,8 +59,8 @@ const TOOLKITS: [&str; 2] = ["opt/cuda", "usr/lib/cuda"];
 /// Folders of the system's libraries that a loader may not search.
 const SYSTEM_FOLDERS: [&str; 3] = ["usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"];
 
-/// Folders below `site-packages`: the wheels of CUDA 12 and of CUDA 13.
-const WHEEL_FOLDERS: [&str; 2] = ["nvidia/cuda_nvrtc/lib", "nvidia/cu13/lib"];
+/// Where Windows puts its driver's library for Linux.
+const WSL_FOLDER: &str = "usr/lib/wsl/lib";
 
 /// Folders of wanted names that are taken from one folder: no machine has as many toolkits or Pythons.
 const ENTRIES_MAX: usize = 1024;
@@ -43,19 +77,26 @@ pub(super) enum Place {
 }
 
 /// The places, in order. `root` is `/`; tests have one of their own.
-pub(super) fn places(settings: &Settings, root: &Path) -> Vec<Place> {
-    if let Some(path) = &settings.library {
+pub(super) fn places(wanted: &Wanted, settings: &Settings, root: &Path) -> Vec<Place> {
+    if let Some(path) = settings.library.as_ref().filter(|path| !names_another(path, wanted)) {
         return vec![if path.is_dir() { Place::Folder(path.clone()) } else { Place::File(path.clone()) }];
     }
     let mut folders = Vec::new();
-    let local = children(&root.join("usr/local"), |name| name.starts_with("cuda"));
-    let usual = TOOLKITS.iter().map(|toolkit| root.join(toolkit));
-    for toolkit in settings.toolkits.iter().cloned().chain(local).chain(usual) {
-        folders.extend(TOOLKIT_FOLDERS.iter().map(|folder| toolkit.join(folder)));
+    if let Home::Toolkit { .. } = wanted.home {
+        let local = children(&root.join("usr/local"), |name| name.starts_with("cuda"));
+        let usual = TOOLKITS.iter().map(|toolkit| root.join(toolkit));
+        for toolkit in settings.toolkits.iter().cloned().chain(local).chain(usual) {
+            folders.extend(TOOLKIT_FOLDERS.iter().map(|folder| toolkit.join(folder)));
+        }
     }
     folders.extend(SYSTEM_FOLDERS.iter().map(|folder| root.join(folder)));
-    for packages in python_packages(settings, root) {
-        folders.extend(WHEEL_FOLDERS.iter().map(|folder| packages.join(folder)));
+    match wanted.home {
+        Home::Driver => folders.push(root.join(WSL_FOLDER)),
+        Home::Toolkit { wheel_folders } => {
+            for packages in python_packages(settings, root) {
+                folders.extend(wheel_folders.iter().map(|folder| packages.join(folder)));
+            }
+        }
     }
     let mut places = vec![Place::Loader];
     for folder in folders.into_iter().filter(|folder| folder.is_dir()) {
@@ -65,6 +106,14 @@ pub(super) fn places(settings: &Settings, root: &Path) -> Vec<Place> {
         }
     }
     places
+}
+
+/// Whether a path is the file of another library, such as a compiler that was chosen; this one is then looked for as
+/// if nothing were configured.
+fn names_another(path: &Path, wanted: &Wanted) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let is = |wanted: &Wanted| name.starts_with(wanted.stem);
+    !is(wanted) && [NVRTC, CUBLAS_LT, DRIVER].iter().any(is) && !path.is_dir()
 }
 
 /// Folders of Python packages.

@@ -1,0 +1,91 @@
+//! Pages in host memory: where CPU kernels read and write them.
+
+use std::ops::Range;
+
+use consort_kernels::{DType, KernelError, buffer::Buffer, device::Device, element::bf16, linear::Kernels};
+
+use super::KvLayout;
+use crate::ids::BlockId;
+
+/// `[layers][blocks][page]`, of the layout's type.
+pub(crate) enum HostPages {
+    F32(Buffer<f32>),
+    Bf16(Buffer<bf16>),
+}
+
+/// Storage types of keys and values.
+pub(crate) trait KvElement: Kernels {
+    /// The pool, when it holds this type.
+    fn of(pages: &mut HostPages) -> Option<&mut Buffer<Self>>;
+}
+
+impl KvElement for f32 {
+    fn of(pages: &mut HostPages) -> Option<&mut Buffer<f32>> {
+        match pages {
+            HostPages::F32(buffer) => Some(buffer),
+            HostPages::Bf16(_) => None,
+        }
+    }
+}
+
+impl KvElement for bf16 {
+    fn of(pages: &mut HostPages) -> Option<&mut Buffer<bf16>> {
+        match pages {
+            HostPages::Bf16(buffer) => Some(buffer),
+            HostPages::F32(_) => None,
+        }
+    }
+}
+
+/// One layer's part of the pool.
+pub(crate) struct KvLayer<'a, T> {
+    pub(crate) buffer: &'a mut Buffer<T>,
+    pub(crate) range: Range<usize>,
+}
+
+impl HostPages {
+    pub(super) fn new(device: &Device, layout: &KvLayout, blocks: usize) -> Result<HostPages, KernelError> {
+        let elements = layout
+            .pages
+            .page_elements()
+            .checked_mul(layout.num_layers)
+            .and_then(|elements| elements.checked_mul(blocks))
+            .ok_or_else(|| KernelError::Unsupported {
+                operation: "kv store",
+                reason: format!("{blocks} blocks of {} bytes overflow", layout.block_bytes()),
+            })?;
+        Ok(match layout.dtype {
+            DType::F32 => HostPages::F32(Buffer::zeros(device, elements, "the KV cache")?),
+            DType::BF16 => HostPages::Bf16(Buffer::zeros(device, elements, "the KV cache")?),
+        })
+    }
+
+    pub(super) fn layer_mut<T: KvElement>(
+        &mut self,
+        layer: usize,
+        layout: &KvLayout,
+        blocks: usize,
+    ) -> Result<KvLayer<'_, T>, KernelError> {
+        let elements = layout.pages.page_elements() * blocks;
+        let buffer = T::of(self).ok_or_else(|| KernelError::Unsupported {
+            operation: "kv store",
+            reason: format!("it holds {}, the model computes with {}", layout.dtype, T::DTYPE),
+        })?;
+        Ok(KvLayer { buffer, range: layer * elements..(layer + 1) * elements })
+    }
+
+    /// Copies pages of checked numbers, in every layer.
+    pub(super) fn copy(&mut self, copies: &[(BlockId, BlockId)], layout: &KvLayout, blocks: usize) {
+        let page = layout.pages.page_elements();
+        for &(from, to) in copies {
+            for layer in 0..layout.num_layers {
+                let of = |block: BlockId| (layer * blocks + block.index()) * page;
+                let (from, to) = (of(from)..of(from) + page, of(to));
+                match self {
+                    HostPages::F32(buffer) => buffer.as_mut_slice().copy_within(from, to),
+                    HostPages::Bf16(buffer) => buffer.as_mut_slice().copy_within(from, to),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Llama and Mistral on a CUDA device.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `shape` | sizes, known before there is memory |
+//! | `weights`, `buffers` | one arena: planned, taken at once, filled |
+//! | `numbers` | what a step tells the device, in one copy |
+//! | `step` | the launches, once for all: enqueued, or recorded for a graph |
+//! | `group` | the ranks' memory and how waits end |
+//! | `draws` | tokens and log-probabilities |
+//!
+//! Decodes are replayed from graphs, one for each [frame](consort_kernels::attention::cuda::Frame) of batch and length,
+//! recorded when it is first needed. All else is launched step by step.
+
+mod buffers;
+mod draws;
+mod group;
+mod numbers;
+mod shape;
+mod step;
+mod weights;
+
+use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Duration};
+
+use consort_kernels::{
+    DType, KernelError,
+    attention::cuda::Frame,
+    cuda::{
+        Launcher,
+        device::{Arena, ArenaPlan, CudaDevice, DeviceBuffer, Graph, UploadError, Uploader},
+    },
+    element::bf16,
+};
+
+use self::{
+    buffers::{BufferPlan, Buffers},
+    draws::Rows,
+    group::Group,
+    numbers::StepNumbers,
+    shape::{LOGIT_ROWS_MAX, RankShape},
+    step::Step,
+    weights::{WeightPlan, Weights},
+};
+use super::{LoadError, LoadOptions, Model, ModelError, RowOutcome, RowRequest, kv_layout};
+use crate::{
+    batch::Batch,
+    checkpoint::Checkpoint,
+    collective::Collective,
+    config::ModelConfig,
+    ids::Rank,
+    kv::{KvLayout, KvStore},
+    partition::Partition,
+};
+
+/// Longest wait for one step: a long prompt's chunk takes seconds at most.
+const STEP_LIMIT: Duration = Duration::from_secs(600);
+
+/// Graphs kept at most: a few for each size of batch. Beyond, all are recorded anew.
+const GRAPHS_MAX: usize = 256;
+
+/// Page-locked memory of each loading thread, twice.
+const UPLOAD_CHUNK_BYTES: usize = 16 << 20;
+/// Threads that read weights at most: as many as keep a link busy.
+const UPLOAD_THREADS_MAX: usize = 8;
+
+/// One rank's part of a Llama model on its device.
+pub(super) struct CudaLlama {
+    // Graphs go before what they use.
+    graphs: Graphs,
+    device: Arc<CudaDevice>,
+    shape: RankShape,
+    weights: Weights,
+    buffers: Buffers,
+    arena: Arena,
+    /// `None` before the first meeting, and for a rank alone.
+    group: Option<Group>,
+    kv_layout: KvLayout,
+    max_batch_tokens: usize,
+    kept_rows: usize,
+    /// For [`Model::logits`].
+    host_logits: Vec<f32>,
+}
+
+/// Recorded decodes over one pool of pages and in one life of the group.
+#[derive(Default)]
+struct Graphs {
+    recorded: BTreeMap<Frame, Graph>,
+    pool: u64,
+}
+
+/// Bytes of device memory that a rank's weights and activations take, known from headers alone.
+pub fn memory_bytes(
+    config: &ModelConfig,
+    partition: &Partition,
+    rank: Rank,
+    options: &LoadOptions,
+    multiprocessors: u32,
+) -> Result<u64, KernelError> {
+    let mut arena = ArenaPlan::new();
+    plan(&mut arena, config, partition, rank, options, multiprocessors)?;
+    Ok(arena.bytes())
+}
+
+fn plan(
+    arena: &mut ArenaPlan,
+    config: &ModelConfig,
+    partition: &Partition,
+    rank: Rank,
+    options: &LoadOptions,
+    multiprocessors: u32,
+) -> Result<(RankShape, WeightPlan, BufferPlan), KernelError> {
+    let shape = RankShape::new(config, partition, rank, options, multiprocessors)?;
+    let weights = WeightPlan::new(arena, config, partition.share(rank));
+    let scratch = shape.linear_scratch(weights.shapes(), multiprocessors)?;
+    let buffers = BufferPlan::new(arena, &shape, scratch)?;
+    Ok((shape, weights, buffers))
+}
+
+impl CudaLlama {
+    /// Reads the slices of `rank` from `checkpoint`.
+    pub(super) fn load(
+        device: &Arc<CudaDevice>,
+        checkpoint: &Checkpoint,
+        partition: &Partition,
+        rank: Rank,
+        options: &LoadOptions,
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<CudaLlama, LoadError> {
+        let config = checkpoint.config();
+        if options.dtype != DType::BF16 {
+            let reason = format!("{} on a CUDA device; bfloat16 it is, or float32 on the CPU", options.dtype);
+            return Err(KernelError::Unsupported { operation: "load", reason }.into());
+        }
+        device.load_all().map_err(KernelError::from)?;
+        let mut arena = ArenaPlan::new();
+        let multiprocessors = device.multiprocessors();
+        let (shape, weights, buffers) = plan(&mut arena, config, partition, rank, options, multiprocessors)?;
+        let arena = arena.allocate(device).map_err(KernelError::from)?;
+        let (mut weights, mut buffers) = (weights.place(&arena), buffers.place(&arena));
+        upload(device, &mut weights, checkpoint, progress)?;
+        device.upload(&shape.frequencies, buffers.frequencies.all_mut())?;
+        Ok(CudaLlama {
+            graphs: Graphs::default(),
+            device: device.clone(),
+            kv_layout: kv_layout(config, partition.share(rank), options.dtype, options.block_size)?,
+            shape,
+            weights,
+            buffers,
+            arena,
+            group: None,
+            max_batch_tokens: options.max_batch_tokens,
+            kept_rows: 0,
+            host_logits: Vec::new(),
+        })
+    }
+
+    /// Enqueues a step, or replays its graph, recorded now where it is the first of its kind.
+    fn enqueue(&mut self, numbers: &StepNumbers, pool: &mut DeviceBuffer<bf16>) -> Result<(), KernelError> {
+        let CudaLlama { graphs, device, shape, weights, buffers, group, .. } = self;
+        let words = numbers.words();
+        device.upload(words, buffers.numbers.slice_mut(0..words.len()))?;
+        let peers = group.as_ref().map(|group| &group.peers);
+        let mut layers = |launcher: &dyn Launcher, pool: &mut DeviceBuffer<bf16>| {
+            Step { launcher, shape, weights, buffers, pool, peers, numbers }.layers()
+        };
+        let Some(frame) = numbers.frame else { return layers(&**device, pool) };
+        if graphs.pool != pool.address() || graphs.recorded.len() >= GRAPHS_MAX {
+            *graphs = Graphs { recorded: BTreeMap::new(), pool: pool.address() };
+        }
+        if !graphs.recorded.contains_key(&frame) {
+            let graph = device.capture(|recorder| layers(recorder, pool))?;
+            tracing::debug!(?frame, launches = graph.launches(), "recorded a decode");
+            graphs.recorded.insert(frame, graph);
+        }
+        Ok(device.launch_graph(&graphs.recorded[&frame])?)
+    }
+
+    /// Makes the logits of kept rows.
+    fn make_logits(&mut self, kept: Range<usize>) -> Result<(), KernelError> {
+        let peers = self.group.as_ref().map(|group| &group.peers);
+        let head = self.weights.head();
+        step::logits(&*self.device, &self.shape, head, &mut self.buffers, peers, kept)
+    }
+
+    /// Refuses what the device computed where a rank has stopped.
+    fn check_group(&self, comm: &mut dyn Collective) -> Result<(), ModelError> {
+        match &self.group {
+            Some(group) => group.check(&self.device, &self.buffers.area, comm, STEP_LIMIT),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Fills all matrices, by several threads.
+fn upload(
+    device: &Arc<CudaDevice>,
+    weights: &mut Weights,
+    checkpoint: &Checkpoint,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<(), LoadError> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(UPLOAD_THREADS_MAX);
+    let mut uploader = Uploader::new(device, threads, UPLOAD_CHUNK_BYTES).map_err(KernelError::from)?;
+    let uploads = weights.uploads(checkpoint)?;
+    let outcome = uploader.run(&uploads, &|done| progress(done.done_bytes, done.total_bytes));
+    drop(uploads);
+    outcome.map_err(|error| match error {
+        UploadError::Fill(error) => LoadError::from(error),
+        UploadError::Device(error) => error.into(),
+    })?;
+    weights.finish(device, checkpoint)?;
+    device.synchronize("take the weights", STEP_LIMIT).map_err(KernelError::from)?;
+    Ok(())
+}
+
+impl Model for CudaLlama {
+    fn join(&mut self, comm: &mut dyn Collective) -> Result<(), ModelError> {
+        self.kept_rows = 0;
+        // Their launches hold the addresses of the earlier life.
+        self.graphs = Graphs::default();
+        self.group = None;
+        if comm.size() > 1 {
+            self.group = Some(Group::join(&self.device, &mut self.buffers, comm)?);
+        }
+        Ok(())
+    }
+
+    fn forward(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvStore,
+        comm: &mut dyn Collective,
+    ) -> Result<(), ModelError> {
+        if *kv.layout() != self.kv_layout {
+            let (got, expected) = (kv.layout(), self.kv_layout);
+            return Err(ModelError::Batch(format!(
+                "the KV store is laid out as {got:?}, the model as {expected:?}"
+            )));
+        }
+        if comm.size() != self.shape.ranks() || (comm.size() > 1 && self.group.is_none()) {
+            return Err(ModelError::Batch(format!(
+                "a step of {} ranks for a model over {} that has {}met them",
+                comm.size(),
+                self.shape.ranks(),
+                if self.group.is_some() { "" } else { "not " }
+            )));
+        }
+        let blocks = kv.num_blocks();
+        let block_size = self.kv_layout.pages.block_size();
+        batch.check(self.max_batch_tokens, self.shape.vocabulary, block_size, blocks)?;
+        self.kept_rows = 0;
+        let numbers = StepNumbers::new(batch, &self.shape, blocks, true)?;
+        self.enqueue(&numbers, kv.device_pages_mut()?)?;
+        self.kept_rows = batch.output_rows.len();
+        if self.kept_rows == 0 {
+            // Nobody waits for this step's results, and nobody else tells of its end.
+            self.device.synchronize("end a step", STEP_LIMIT).map_err(KernelError::from)?;
+            self.check_group(comm)?;
+        }
+        Ok(())
+    }
+
+    fn outcomes(
+        &mut self,
+        requests: &[RowRequest<'_>],
+        report: bool,
+        comm: &mut dyn Collective,
+    ) -> Result<Vec<RowOutcome>, ModelError> {
+        if requests.len() != self.kept_rows {
+            let (asked, kept) = (requests.len(), self.kept_rows);
+            return Err(ModelError::Batch(format!("{asked} requests for {kept} kept rows")));
+        }
+        let mut outcomes = Vec::with_capacity(requests.len());
+        for group in draws::groups(requests, self.shape.vocabulary)? {
+            self.make_logits(group.rows.clone())?;
+            let (device, shape, buffers) = (&*self.device, &self.shape, &mut self.buffers);
+            let mut rows = Rows { device, shape, buffers, report, limit: STEP_LIMIT };
+            outcomes.extend(rows.outcomes(&group, &requests[group.rows.clone()])?);
+        }
+        if self.kept_rows > 0 {
+            self.check_group(comm)?;
+        }
+        Ok(outcomes)
+    }
+
+    fn logits(&mut self, rows: Range<usize>, comm: &mut dyn Collective) -> Result<&[f32], ModelError> {
+        if rows.start > rows.end || rows.end > self.kept_rows || rows.len() > LOGIT_ROWS_MAX {
+            let kept = self.kept_rows;
+            return Err(ModelError::Batch(format!(
+                "logits of rows {rows:?} were asked for; {kept} rows are kept and {LOGIT_ROWS_MAX} can be had at once"
+            )));
+        }
+        let elements = rows.len() * self.shape.vocabulary;
+        self.make_logits(rows)?;
+        self.host_logits.resize(elements, 0.0);
+        let from = self.buffers.logits.slice(0..elements);
+        self.device.download(from, &mut self.host_logits, STEP_LIMIT)?;
+        self.check_group(comm)?;
+        Ok(&self.host_logits)
+    }
+
+    fn logit_rows_max(&self) -> usize {
+        LOGIT_ROWS_MAX
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.shape.vocabulary
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.weights.bytes()
+    }
+
+    fn workspace_bytes(&self) -> u64 {
+        self.arena.bytes() - self.weights.bytes()
+    }
+}

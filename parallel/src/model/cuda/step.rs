@@ -1,0 +1,241 @@
+//! The launches of one step: from tokens to normalised hidden states of the output rows, and from those to logits.
+//!
+//! Nothing here depends on what the numbers on the device say, only on how many there are: the same launches are
+//! recorded for a graph.
+
+use consort_kernels::{
+    KernelError,
+    all_reduce::cuda::{Peers, all_gather_peers, all_reduce, all_reduce_rms_norm, prefers_one_shot},
+    attention::cuda::{Inputs, attention},
+    cuda::{DeviceSliceMut, Launcher, device::DeviceBuffer, row_stride},
+    element::bf16,
+    embedding::cuda::embedding,
+    linear::cuda::linear,
+    qkv::cuda::{QkvWeights, RowPlaces, qkv},
+    rms_norm::cuda::{Norm, rms_norm, rms_norm_of_rows},
+    rope::cuda::rope_angles,
+    swiglu::cuda::{Activation, swiglu},
+};
+
+use super::{
+    buffers::{Buffers, scratch},
+    numbers::StepNumbers,
+    shape::RankShape,
+    weights::{Layer, Matrix, Vector, Weights},
+};
+
+/// What a step's launches use.
+pub(super) struct Step<'a> {
+    pub(super) launcher: &'a dyn Launcher,
+    pub(super) shape: &'a RankShape,
+    pub(super) weights: &'a Weights,
+    pub(super) buffers: &'a mut Buffers,
+    /// All layers' pages, one layer after another.
+    pub(super) pool: &'a mut DeviceBuffer<bf16>,
+    /// `None` for a rank alone.
+    pub(super) peers: Option<&'a Peers>,
+    pub(super) numbers: &'a StepNumbers,
+}
+
+impl Step<'_> {
+    /// Launches all layers; the output rows end up in `kept`.
+    pub(super) fn layers(&mut self) -> Result<(), KernelError> {
+        let (rows, layers) = (self.numbers.rows, &self.weights.layers);
+        let Some(first) = layers.first() else { return self.keep(false) };
+        self.begin(rows, &first.attention_norm)?;
+        for (at, layer) in layers.iter().enumerate() {
+            self.attention(at, layer)?;
+            self.add_and_normalise(&layer.mlp_norm)?;
+            self.mlp(layer)?;
+            match layers.get(at + 1) {
+                Some(next) => self.add_and_normalise(&next.attention_norm)?,
+                None => self.keep(true)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Angles, and the first layer's input.
+    fn begin(&mut self, rows: usize, norm: &Vector) -> Result<(), KernelError> {
+        let Step { launcher, shape, weights, numbers, .. } = *self;
+        let b = &mut *self.buffers;
+        let angles = rows * shape.frequencies.len();
+        rope_angles(
+            launcher,
+            b.numbers.slice(numbers.positions()),
+            b.frequencies.all(),
+            shape.attention_factor,
+            b.cos.slice_mut(0..angles),
+            b.sin.slice_mut(0..angles),
+        )?;
+        let (tokens, table) = (b.numbers.slice(numbers.tokens()), weights.embedding.view().values);
+        let elements = rows * shape.hidden;
+        let (first, hidden) = (shape.first_token as usize, shape.hidden);
+        match self.peers {
+            None => {
+                embedding(launcher, tokens, table, hidden, first, b.residual.slice_mut(0..elements))?;
+            }
+            Some(peers) => {
+                embedding(launcher, tokens, table, hidden, first, b.exchange.slice_mut(0..elements))?;
+                all_reduce(launcher, peers, b.residual.slice_mut(0..elements))?;
+            }
+        }
+        let out = b.normed.slice_mut(0..rows * row_stride(hidden));
+        let norm = Norm { weight: norm.values.all(), eps: shape.eps };
+        rms_norm(launcher, b.residual.slice_mut(0..elements), None, norm, out)
+    }
+
+    /// From `normed` to this rank's part, in `exchange`, of what the layer adds.
+    fn attention(&mut self, at: usize, layer: &Layer) -> Result<(), KernelError> {
+        let Step { launcher, shape, numbers, .. } = *self;
+        let (rows, qkv_shape, b) = (numbers.rows, shape.qkv(), &mut *self.buffers);
+        let (columns, elements) = (rows * qkv_shape.columns(), rows * qkv_shape.query_elements());
+        let invariance = shape.ways.invariance;
+        linear(
+            launcher,
+            b.normed.slice(0..rows * row_stride(shape.hidden)),
+            layer.qkv.view(),
+            None,
+            b.qkv.slice_mut(0..columns),
+            &mut scratch(&mut b.products, &mut b.arrivals),
+            invariance,
+        )?;
+        let angles = rows * shape.frequencies.len();
+        let layer_elements = self.pool.len() / self.weights.layers.len();
+        let pages = at * layer_elements..(at + 1) * layer_elements;
+        qkv(
+            launcher,
+            &qkv_shape,
+            QkvWeights::default(),
+            b.qkv.slice(0..columns),
+            RowPlaces {
+                cos: b.cos.slice(0..angles),
+                sin: b.sin.slice(0..angles),
+                slots: b.numbers.slice(numbers.slots()),
+            },
+            b.queries.slice_mut(0..elements),
+            self.pool.slice_mut(pages.clone()),
+        )?;
+        let inputs = Inputs {
+            shape: &shape.attention,
+            queries: b.queries.slice(0..elements),
+            pages: self.pool.slice(pages),
+            sinks: None,
+            plan: &numbers.plan,
+            numbers: b.numbers.slice(numbers.attention()),
+        };
+        let attended = rows * row_stride(layer.output.inputs);
+        attention(launcher, &inputs, b.attention_sums.all_mut(), b.attended.slice_mut(0..attended))?;
+        linear(
+            launcher,
+            b.attended.slice(0..attended),
+            layer.output.view(),
+            None,
+            b.exchange.slice_mut(0..rows * shape.hidden),
+            &mut scratch(&mut b.products, &mut b.arrivals),
+            invariance,
+        )
+    }
+
+    /// Likewise of the MLP.
+    fn mlp(&mut self, layer: &Layer) -> Result<(), KernelError> {
+        let Step { launcher, shape, numbers, .. } = *self;
+        let (rows, b, invariance) = (numbers.rows, &mut *self.buffers, shape.ways.invariance);
+        let wide = rows * layer.gate_up.outputs;
+        linear(
+            launcher,
+            b.normed.slice(0..rows * row_stride(shape.hidden)),
+            layer.gate_up.view(),
+            None,
+            b.gate_up.slice_mut(0..wide),
+            &mut scratch(&mut b.products, &mut b.arrivals),
+            invariance,
+        )?;
+        let activated = rows * row_stride(shape.columns);
+        let out = b.activated.slice_mut(0..activated);
+        swiglu(launcher, Activation::Silu, b.gate_up.slice(0..wide), shape.columns, out)?;
+        linear(
+            launcher,
+            b.activated.slice(0..activated),
+            layer.down.view(),
+            None,
+            b.exchange.slice_mut(0..rows * shape.hidden),
+            &mut scratch(&mut b.products, &mut b.arrivals),
+            invariance,
+        )
+    }
+
+    /// Adds what all ranks made to the residual and normalises it for what comes next. Whether that is one launch or
+    /// two does not show in the bits.
+    fn add_and_normalise(&mut self, norm: &Vector) -> Result<(), KernelError> {
+        let Step { launcher, shape, numbers, peers, .. } = *self;
+        let (rows, hidden, b) = (numbers.rows, shape.hidden, &mut *self.buffers);
+        let elements = rows * hidden;
+        let (weight, out) = (norm.values.all(), rows * row_stride(hidden));
+        match peers {
+            Some(peers) if prefers_one_shot(elements, peers.count()) => {
+                let (residual, out) = (b.residual.slice_mut(0..elements), b.normed.slice_mut(0..out));
+                all_reduce_rms_norm(launcher, peers, residual, weight, shape.eps, out)
+            }
+            _ => {
+                let delta = summed(launcher, peers, b, elements)?;
+                let delta = if delta { b.delta.slice(0..elements) } else { b.exchange.slice(0..elements) };
+                let norm = Norm { weight, eps: shape.eps };
+                let (residual, out) = (b.residual.slice_mut(0..elements), b.normed.slice_mut(0..out));
+                rms_norm(launcher, residual, Some(delta), norm, out)
+            }
+        }
+    }
+
+    /// Normalises the output rows. `adds`: whether the last layer's part is still to be added.
+    fn keep(&mut self, adds: bool) -> Result<(), KernelError> {
+        let Step { launcher, shape, numbers, peers, .. } = *self;
+        let (elements, b) = (numbers.rows * shape.hidden, &mut *self.buffers);
+        let delta = match adds {
+            false => None,
+            true if summed(launcher, peers, b, elements)? => Some(b.delta.slice(0..elements)),
+            true => Some(b.exchange.slice(0..elements)),
+        };
+        let norm = Norm { weight: self.weights.final_norm.values.all(), eps: shape.eps };
+        let rows_of = b.numbers.slice(numbers.output_rows());
+        let out = b.kept.slice_mut(0..numbers.kept * row_stride(shape.hidden));
+        rms_norm_of_rows(launcher, b.residual.slice(0..elements), delta, rows_of, norm, out)
+    }
+}
+
+/// Sums what ranks exchange into `delta`; false for a rank alone, whose part is all there is.
+fn summed(
+    launcher: &dyn Launcher,
+    peers: Option<&Peers>,
+    b: &mut Buffers,
+    elements: usize,
+) -> Result<bool, KernelError> {
+    let Some(peers) = peers else { return Ok(false) };
+    all_reduce(launcher, peers, b.delta.slice_mut(0..elements))?;
+    Ok(true)
+}
+
+/// Logits `[rows, vocabulary]` of kept rows, whole on every rank.
+pub(super) fn logits(
+    launcher: &dyn Launcher,
+    shape: &RankShape,
+    head: &Matrix,
+    b: &mut Buffers,
+    peers: Option<&Peers>,
+    kept: std::ops::Range<usize>,
+) -> Result<(), KernelError> {
+    let (rows, stride) = (kept.len(), row_stride(shape.hidden));
+    let x = b.kept.slice(kept.start * stride..kept.end * stride);
+    let mut scratch = scratch(&mut b.products, &mut b.arrivals);
+    let mut multiply = |y: DeviceSliceMut<'_, f32>| {
+        linear(launcher, x, head.view(), None, y, &mut scratch, shape.ways.invariance)
+    };
+    let all = rows * shape.vocabulary;
+    match peers {
+        None => multiply(b.logits.slice_mut(0..all)),
+        Some(peers) => {
+            multiply(b.exchange.slice_mut(0..rows * head.outputs))?;
+            all_gather_peers(launcher, peers, rows, &shape.vocabularies, b.logits.slice_mut(0..all))
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! The CUDA model as it is shipped, over a software driver: every rank a thread with a device of its own.
+
+use std::sync::Arc;
+
+use consort_kernels::{
+    DType,
+    sampling::{Adjustments, SamplingParams, TokenHistory, sample},
+};
+use consort_parallel::{
+    batch::{Batch, BatchSpan},
+    checkpoint::Checkpoint,
+    collective::{Collective, LocalGroup},
+    ids::BlockId,
+    kv::KvStore,
+    model::{Draw, LoadOptions, PromptToken, RowRequest, TokenLogprobs, kv_layout, load},
+    partition::Partition,
+};
+use consort_software_driver::{in_child, in_child_reported};
+
+use crate::{
+    harness::{BLOCK_SIZE, Differences, Place, Setup, fixtures, teacher_forced, top},
+    tiny,
+};
+
+const FAST: Place = Place::Cuda { deterministic: false };
+const INVARIANT: Place = Place::Cuda { deterministic: true };
+
+fn open(name: &str) -> Arc<Checkpoint> {
+    Checkpoint::open(&fixtures().join(name)).unwrap()
+}
+
+/// Logits against `transformers`, no farther from it than the CPU's bfloat16 path.
+fn compare(name: &str, width: usize, place: Place, chunk: usize, together: bool) {
+    let checkpoint = open(name);
+    let (prompts, expected) = tiny::reference(name);
+    let differ = |got: &[Vec<f32>]| {
+        let mut differences = Differences::default();
+        for (got, expected) in got.iter().flatten().zip(expected.iter().flatten()) {
+            differences.add(*got, *expected);
+        }
+        differences
+    };
+    let cpu = differ(&teacher_forced(&checkpoint, Setup::new(1, DType::BF16, 1000), &prompts));
+    let setup = Setup { place, together, ..Setup::new(width, DType::BF16, chunk) };
+    let got = teacher_forced(&checkpoint, setup, &prompts);
+    let cuda = differ(&got);
+    assert_eq!(cuda.count(), expected.iter().map(Vec::len).sum::<usize>());
+    println!(
+        "{name} {place:?} width {width} chunk {chunk}: RMS {:.2e} (CPU {:.2e}), largest {:.2e} (CPU {:.2e})",
+        cuda.rms(),
+        cpu.rms(),
+        cuda.largest,
+        cpu.largest
+    );
+    assert!(cuda.rms() < 1.5 * cpu.rms() && cuda.largest < 2.0 * cpu.largest, "{name} width {width}");
+    let vocabulary = checkpoint.config().vocab_size;
+    let rows = got.iter().zip(&expected);
+    for (got, expected) in
+        rows.flat_map(|(got, expected)| got.chunks_exact(vocabulary).zip(expected.chunks_exact(vocabulary)))
+    {
+        let (ours, theirs) = (top(got) as usize, top(expected) as usize);
+        let margin = expected[theirs] - expected[ours];
+        assert!(margin <= 2.0 * cpu.largest, "{name} width {width}: {ours} over {theirs}, {margin} apart");
+    }
+}
+
+#[test]
+fn software_driver_runs_the_tiny_llama_alone_and_over_three_devices_like_transformers() {
+    let test =
+        "software_driver::software_driver_runs_the_tiny_llama_alone_and_over_three_devices_like_transformers";
+    let report = in_child_reported(test, &[("CONSORT_SOFTWARE_DRIVER_DEVICES", "3")], || {
+        compare("tiny_llama", 1, FAST, 1000, false);
+        // One token a step and sequence: decodes from graphs.
+        compare("tiny_llama", 1, FAST, 2, true);
+        compare("tiny_llama_odd", 3, FAST, 1000, false);
+        compare("tiny_llama_odd", 3, FAST, 2, true);
+    });
+    let Some(report) = report else { return };
+    assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
+    assert!(report.graph_launches > 20 && report.launches > 100, "{report:?}");
+}
+
+#[test]
+fn software_driver_gives_the_same_logits_whenever_work_runs() {
+    for order in ["eager", "random:1", "random:2"] {
+        let test = "software_driver::software_driver_gives_the_same_logits_whenever_work_runs";
+        let environment =
+            [("CONSORT_SOFTWARE_DRIVER_DEVICES", "3"), ("CONSORT_SOFTWARE_DRIVER_ORDER", order)];
+        in_child(test, &environment, || {
+            compare("tiny_llama_odd", 3, FAST, 7, false);
+            compare("tiny_mistral", 1, FAST, 2, true);
+        });
+    }
+}
+
+#[test]
+fn software_driver_gives_a_row_the_same_bits_in_any_company_where_that_is_asked_for() {
+    let test =
+        "software_driver::software_driver_gives_a_row_the_same_bits_in_any_company_where_that_is_asked_for";
+    in_child(test, &[("CONSORT_SOFTWARE_DRIVER_DEVICES", "3")], || {
+        let checkpoint = open("tiny_llama_odd");
+        let (prompts, _) = tiny::reference("tiny_llama_odd");
+        let run = |chunk, together, prompts: &[Vec<u32>]| {
+            let setup = Setup { place: INVARIANT, together, ..Setup::new(3, DType::BF16, chunk) };
+            teacher_forced(&checkpoint, setup, prompts)
+        };
+        let bits = |rows: &[Vec<f32>]| rows.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let whole = run(1000, false, &prompts);
+        assert!(bits(&run(1000, true, &prompts)) == bits(&whole), "filled in together");
+        assert!(bits(&run(prompts.len(), true, &prompts)) == bits(&whole), "decoded together, by graphs");
+        assert!(bits(&run(1, false, &prompts[1..])) == bits(&whole[1..]), "decoded alone, by graphs");
+        assert!(bits(&run(7, false, &prompts[..1])) == bits(&whole[..1]), "in parts of seven");
+    });
+}
+
+/// One step of one sequence of so many tokens, whose last rows are kept.
+fn step(tokens: usize, kept: usize, vocabulary: usize) -> Batch {
+    Batch {
+        tokens: (0..tokens).map(|at| (at * 37 % vocabulary) as u32).collect(),
+        positions: (0..tokens as u32).collect(),
+        spans: vec![BatchSpan {
+            rows: 0..tokens,
+            context_len: tokens,
+            table: 0..tokens.div_ceil(BLOCK_SIZE),
+        }],
+        blocks: (0..tokens.div_ceil(BLOCK_SIZE) as u32).map(BlockId).collect(),
+        output_rows: (tokens - kept..tokens).collect(),
+    }
+}
+
+#[test]
+fn software_driver_draws_the_tokens_and_log_probabilities_that_the_host_draws_from_the_same_logits() {
+    let test = "software_driver::\
+                software_driver_draws_the_tokens_and_log_probabilities_that_the_host_draws_from_the_same_logits";
+    let report = in_child_reported(test, &[("CONSORT_SOFTWARE_DRIVER_DEVICES", "2")], || {
+        for width in [1, 2] {
+            std::thread::scope(|scope| {
+                for mut comm in LocalGroup::new(width) {
+                    scope.spawn(move || draws_like_the_host(&mut comm, width));
+                }
+            });
+        }
+    });
+    let Some(report) = report else { return };
+    assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
+}
+
+/// More rows than are drawn at a time, each asked for in another way.
+fn draws_like_the_host(comm: &mut dyn Collective, width: usize) {
+    const ROWS: usize = 70;
+    let checkpoint = open("tiny_llama");
+    let partition = Partition::new(checkpoint.config(), width, None).unwrap();
+    let (rank, vocabulary) = (comm.rank(), checkpoint.config().vocab_size);
+    let options = LoadOptions {
+        dtype: DType::BF16,
+        max_batch_tokens: 128,
+        block_size: BLOCK_SIZE,
+        max_num_seqs: 8,
+        max_model_len: 256,
+        deterministic: false,
+    };
+    let device = Setup { place: FAST, ..Setup::new(width, DType::BF16, 128) }.device(rank);
+    let mut model = load(&device, &checkpoint, &partition, rank, &options, &|_, _| {}).unwrap();
+    model.join(comm).unwrap();
+    let layout = kv_layout(checkpoint.config(), partition.share(rank), DType::BF16, BLOCK_SIZE).unwrap();
+    let mut kv = KvStore::new(&device, layout, 16).unwrap();
+    model.forward(&step(100, ROWS, vocabulary), &mut kv, comm).unwrap();
+
+    let mut logits = Vec::new();
+    for start in (0..ROWS).step_by(model.logit_rows_max()) {
+        let end = ROWS.min(start + model.logit_rows_max());
+        logits.extend_from_slice(model.logits(start..end, comm).unwrap());
+    }
+    let params: Vec<SamplingParams> = (0..ROWS).map(|row| asked(row, vocabulary)).collect();
+    let histories: Vec<TokenHistory> = params
+        .iter()
+        .map(|params| {
+            let mut history = TokenHistory::new(3, &params.adjustments);
+            history.extend(&[5, 9, 9, 1, 40, 9]);
+            history
+        })
+        .collect();
+    let requests: Vec<RowRequest<'_>> = params
+        .iter()
+        .zip(&histories)
+        .enumerate()
+        .map(|(row, (sampling, history))| RowRequest {
+            prompt: (row % 3 == 0).then_some(PromptToken { token: row as u32, top: row as u32 % 6 }),
+            draw: (row % 5 != 4).then_some(Draw {
+                sampling,
+                history,
+                position: row as u64,
+                logprobs: (row % 2 == 0).then_some(row as u32 % 4),
+            }),
+        })
+        .collect();
+    for report in [true, false] {
+        let outcomes = model.outcomes(&requests, report, comm).unwrap();
+        assert_eq!(outcomes.len(), ROWS);
+        for (row, (outcome, request)) in outcomes.iter().zip(&requests).enumerate() {
+            let raw = &logits[row * vocabulary..(row + 1) * vocabulary];
+            let expected = request.prompt.filter(|_| report);
+            let expected = expected.map(|prompt| TokenLogprobs::of(raw, prompt.token, prompt.top));
+            assert_near(outcome.prompt.as_ref(), expected.as_ref(), row);
+            assert_eq!(outcome.drawn.is_some(), request.draw.is_some(), "row {row}");
+            let (Some(drawn), Some(draw)) = (&outcome.drawn, &request.draw) else { continue };
+            let mut changed = raw.to_vec();
+            draw.sampling.adjustments.apply(&mut changed, draw.history);
+            let token = sample(&mut changed, draw.sampling, draw.position);
+            assert_eq!(drawn.token, token, "row {row}: {:?}", draw.sampling);
+            let expected = draw.logprobs.filter(|_| report).zip(token);
+            let expected = expected.map(|(top, token)| TokenLogprobs::of(raw, token, top));
+            assert_near(drawn.logprobs.as_ref(), expected.as_ref(), row);
+        }
+    }
+    // A rank that leaves ends the group.
+    comm.barrier().unwrap();
+}
+
+/// The same tokens; the device's sums of exponentials differ from the host's in the last bits.
+fn assert_near(got: Option<&TokenLogprobs>, expected: Option<&TokenLogprobs>, row: usize) {
+    let (Some(got), Some(expected)) = (got, expected) else {
+        return assert_eq!(got, expected, "row {row}");
+    };
+    let pairs = |logprobs: &TokenLogprobs| {
+        let own = (logprobs.token, logprobs.logprob);
+        [own].into_iter().chain(logprobs.top.iter().copied()).collect::<Vec<_>>()
+    };
+    let (got, expected) = (pairs(got), pairs(expected));
+    assert_eq!(got.len(), expected.len(), "row {row}");
+    for ((token, value), (expected_token, expected_value)) in got.into_iter().zip(expected) {
+        assert!(token == expected_token && (value - expected_value).abs() < 1e-4, "row {row}: {value}");
+    }
+}
+
+/// Greedy, free, filtered, biased, penalised: a mixture by row.
+fn asked(row: usize, vocabulary: usize) -> SamplingParams {
+    let adjustments = match row % 4 {
+        0 => Adjustments::default(),
+        1 => Adjustments {
+            logit_bias: vec![(7, 3.0), (vocabulary as u32 - 1, -2.0)],
+            ..Adjustments::default()
+        },
+        2 => Adjustments { repetition_penalty: 1.3, presence_penalty: 0.5, ..Adjustments::default() },
+        _ => Adjustments { min_tokens: 10, masked_until_min: vec![2, 3], ..Adjustments::default() },
+    };
+    SamplingParams {
+        temperature: if row % 7 == 0 { 0.0 } else { 0.3 + row as f32 / 50.0 },
+        top_k: (row % 3 == 1).then_some(1 + row as u32 % 9),
+        top_p: if row % 5 == 2 { 0.8 } else { 1.0 },
+        min_p: if row % 6 == 3 { 0.05 } else { 0.0 },
+        seed: row as u64 * 77,
+        adjustments,
+    }
+}

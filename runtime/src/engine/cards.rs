@@ -1,0 +1,105 @@
+//! The GPUs that a topology names, as they are on this machine.
+
+use consort_kernels::{
+    KernelError,
+    cuda::{
+        device::{CudaError, DeviceFacts, Selector, devices},
+        settings::Settings,
+    },
+};
+use consort_parallel::{
+    config::ModelConfig,
+    ids::Rank,
+    model::{self, LoadOptions},
+    partition::Partition,
+};
+
+use crate::topology::DeviceSpec;
+
+/// One card for each rank.
+#[derive(Debug)]
+pub(super) struct Cards {
+    facts: Vec<DeviceFacts>,
+}
+
+/// What is left for keys and values on the card that has least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CardMemory {
+    /// Blocks that fit on every card.
+    pub(super) blocks: usize,
+    /// The rank whose card decides, and its number there.
+    pub(super) rank: usize,
+    pub(super) ordinal: u32,
+    /// Bytes of that card, those that may be used, and those that weights and activations take.
+    pub(super) memory_bytes: u64,
+    pub(super) usable_bytes: u64,
+    pub(super) model_bytes: u64,
+}
+
+/// What the driver calls the device.
+pub(super) fn selector(device: DeviceSpec) -> Result<Selector, CudaError> {
+    device.to_string().parse().map_err(|error: consort_kernels::cuda::device::SelectorError| {
+        CudaError::NoDevice { wanted: device.to_string(), reason: error.to_string() }
+    })
+}
+
+impl Cards {
+    /// Those of `devices`, in rank order; `None` where ranks compute on CPUs.
+    pub(super) fn look(wanted: &[DeviceSpec]) -> Result<Option<Cards>, CudaError> {
+        if wanted.iter().all(DeviceSpec::is_cpu) {
+            return Ok(None);
+        }
+        let known = devices(&Settings::of_process())?;
+        let find = |device: &DeviceSpec| {
+            let selector = selector(*device)?;
+            let found = known.iter().find(|card| selector.matches(card.ordinal, card.uuid));
+            found.cloned().ok_or_else(|| {
+                let listed: Vec<String> =
+                    known.iter().map(|card| format!("cuda:{} ({})", card.ordinal, card.uuid)).collect();
+                let reason = match listed.as_slice() {
+                    [] => "the driver has no device".to_owned(),
+                    listed => format!("the devices of this process are: {}", listed.join(", ")),
+                };
+                CudaError::NoDevice { wanted: device.to_string(), reason }
+            })
+        };
+        let facts: Vec<DeviceFacts> = wanted.iter().map(find).collect::<Result<_, _>>()?;
+        for (at, card) in facts.iter().enumerate() {
+            if let Some(rank) = facts[..at].iter().position(|other| other.ordinal == card.ordinal) {
+                let reason = format!(
+                    "\"{}\" (rank {rank}) and \"{}\" (rank {at}) are one card; each rank needs its own",
+                    wanted[rank], wanted[at]
+                );
+                return Err(CudaError::NoDevice { wanted: wanted[at].to_string(), reason });
+            }
+        }
+        Ok(Some(Cards { facts }))
+    }
+
+    /// Blocks that fit on every card beside weights and activations, in `utilization` of its memory. Computed from
+    /// headers alone.
+    pub(super) fn memory(
+        &self,
+        config: &ModelConfig,
+        partition: &Partition,
+        options: &LoadOptions,
+        utilization: f64,
+    ) -> Result<Option<CardMemory>, KernelError> {
+        let mut least: Option<CardMemory> = None;
+        for ((rank, card), share) in self.facts.iter().enumerate().zip(partition.shares()) {
+            let of = Rank(rank as u16);
+            let model_bytes =
+                model::cuda::memory_bytes(config, partition, of, options, card.multiprocessors)?;
+            let layout = model::kv_layout(config, share, options.dtype, options.block_size)?;
+            let usable_bytes = (card.memory_bytes as f64 * utilization) as u64;
+            let left = usable_bytes.saturating_sub(model_bytes);
+            let blocks = (left / layout.block_bytes().max(1)).min(u64::from(u32::MAX)) as usize;
+            let (ordinal, memory_bytes) = (card.ordinal, card.memory_bytes);
+            let here = CardMemory { blocks, rank, ordinal, memory_bytes, usable_bytes, model_bytes };
+            if least.is_none_or(|least| blocks < least.blocks) {
+                least = Some(here);
+            }
+        }
+        Ok(least)
+    }
+}
