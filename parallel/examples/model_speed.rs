@@ -12,7 +12,7 @@ use consort_parallel::{
     collective::{Collective, Local, LocalGroup},
     ids::BlockId,
     kv::KvStore,
-    model::{LoadOptions, kv_layout, load},
+    model::{LoadOptions, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
 
@@ -74,6 +74,7 @@ fn one_rank(
         block_size: BLOCK_SIZE,
         max_num_seqs: 512,
         max_model_len: 4096,
+        step_limit: STEP_LIMIT,
         deterministic: true,
     };
     let begin = Instant::now();

@@ -13,7 +13,7 @@ use consort_parallel::{
     checkpoint::Checkpoint,
     collective::{Collective, LocalGroup},
     kv::KvStore,
-    model::{LoadOptions, kv_layout, load},
+    model::{LoadOptions, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
 
@@ -72,6 +72,7 @@ fn executors(checkpoint: &Checkpoint, setup: Setup) -> Vec<ModelExecutor> {
         block_size: BLOCK_SIZE,
         max_num_seqs: setup.budget,
         max_model_len: 4096,
+        step_limit: STEP_LIMIT,
         deterministic: true,
     };
     LocalGroup::new(setup.width)

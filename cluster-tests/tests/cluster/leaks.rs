@@ -12,7 +12,7 @@ use consort_parallel::{
     collective::Collective,
     ids::Rank,
     kv::KvStore,
-    model::{LoadOptions, kv_layout, load},
+    model::{LoadOptions, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
 
@@ -26,6 +26,7 @@ const OPTIONS: LoadOptions = LoadOptions {
     block_size: 16,
     max_num_seqs: 32,
     max_model_len: 4096,
+    step_limit: STEP_LIMIT,
     deterministic: true,
 };
 

@@ -7,7 +7,9 @@ mod tests;
 
 use half::bf16;
 
-pub use peers::{AREA_WORDS, BLOCKS_MAX, PEERS_MAX, POLLS_MAX, PeerAddresses, Peers, Reuse, Stopped, Why};
+pub use peers::{
+    AREA_WORDS, BLOCKS_MAX, PEERS_MAX, POLLS_MAX, PeerAddresses, Peers, Reuse, STOP_WORDS, Stopped, Why,
+};
 
 use crate::{
     KernelError,

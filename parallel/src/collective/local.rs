@@ -9,8 +9,8 @@
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use super::{
-    AbortHandle, AbortNotice, Collective, CollectiveError, EXCHANGE_BYTES_MAX, rendezvous::Rendezvous,
-    watchers::Watchers,
+    AbortHandle, AbortNotice, Collective, CollectiveError, EXCHANGE_BYTES_MAX, SharedWork,
+    rendezvous::Rendezvous, watchers::Watchers,
 };
 use crate::ids::Rank;
 
@@ -23,6 +23,7 @@ const PIECE_MAX: usize = 65_536;
 pub struct LocalGroup {
     meeting: Rendezvous,
     watchers: Watchers,
+    work: SharedWork,
     /// `[rank][parity]`: what a rank brought.
     parts: Vec<[RwLock<Part>; 2]>,
     /// `[rank][parity]`: the segment that a rank summed.
@@ -54,7 +55,8 @@ impl LocalGroup {
         let parts = (0..size).map(|_| Default::default()).collect();
         let segments = (0..size).map(|_| Default::default()).collect();
         let (meeting, watchers) = (Rendezvous::new(size), Watchers::default());
-        let group = Arc::new(LocalGroup { meeting, watchers, parts, segments });
+        let work = SharedWork::default();
+        let group = Arc::new(LocalGroup { meeting, watchers, work, parts, segments });
         (0..size)
             .map(|rank| Local { group: Arc::clone(&group), rank: Rank(rank as u16), parity: 0 })
             .collect()
@@ -63,6 +65,7 @@ impl LocalGroup {
     /// Calls off all meetings, then tells who wants to know.
     fn abort(&self, reason: &str) {
         self.meeting.abort(reason);
+        self.work.close();
         self.watchers.tell();
     }
 }
@@ -247,6 +250,10 @@ impl Collective for Local {
 
     fn on_abort(&self, notify: AbortNotice) {
         self.group.watchers.add(self.rank, notify);
+    }
+
+    fn shared_work(&self) -> SharedWork {
+        self.group.work.clone()
     }
 }
 

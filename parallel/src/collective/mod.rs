@@ -6,6 +6,7 @@
 
 mod local;
 mod rendezvous;
+mod shared_work;
 #[cfg(test)]
 mod tests;
 mod watchers;
@@ -13,6 +14,7 @@ mod watchers;
 use std::sync::Arc;
 
 pub use local::{Local, LocalGroup};
+pub use shared_work::{SharedWork, WorkUnderWay};
 
 use crate::ids::Rank;
 
@@ -95,6 +97,8 @@ pub trait Collective: Send {
     /// this value is dropped no further one of its is begun (one may still run), and its own end is not told to it.
     /// A group keeps all that it is given: register once for each life of what is to be told.
     fn on_abort(&self, notify: AbortNotice);
+    /// What ranks do in each other's memory in this life of the group. Closed by an abort.
+    fn shared_work(&self) -> SharedWork;
 }
 
 /// Ends a group's collectives from any thread. The first reason stays.

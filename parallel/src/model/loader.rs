@@ -3,6 +3,7 @@
 use std::{
     ops::Range,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
 };
 
 use consort_kernels::{
@@ -12,6 +13,9 @@ use consort_kernels::{
 };
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
+
+/// Longest wait for one step unless told otherwise: a long prompt's part takes seconds at most.
+pub const STEP_LIMIT: Duration = Duration::from_secs(600);
 
 /// What a model is loaded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +30,8 @@ pub struct LoadOptions {
     pub max_num_seqs: usize,
     /// Most tokens of one sequence.
     pub max_model_len: usize,
+    /// Longest wait for a device to do a step, before it is taken to hang.
+    pub step_limit: Duration,
     /// Whether a request's tokens must not depend on its company, at the price of slower kernels. A CPU's never do,
     /// whatever this says: its kernels add in one order for any number of rows.
     pub deterministic: bool,

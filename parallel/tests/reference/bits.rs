@@ -12,7 +12,7 @@ use consort_parallel::{
     collective::LocalGroup,
     ids::{BlockId, Rank},
     kv::KvStore,
-    model::{LoadOptions, Model, kv_layout, load},
+    model::{LoadOptions, Model, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
 
@@ -168,6 +168,7 @@ fn scattered(
         block_size: BLOCK_SIZE,
         max_num_seqs: BUDGET,
         max_model_len: 4096,
+        step_limit: STEP_LIMIT,
         deterministic: true,
     };
     let mut comm = LocalGroup::new(1).remove(0);

@@ -13,7 +13,7 @@ use consort_parallel::{
     collective::{Collective, LocalGroup},
     ids::{BlockId, Rank},
     kv::KvStore,
-    model::{LoadOptions, Model, kv_layout, load},
+    model::{LoadOptions, Model, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
 
@@ -117,6 +117,7 @@ pub(crate) fn teacher_forced_weighted(
         block_size: BLOCK_SIZE,
         max_num_seqs: chunk,
         max_model_len: 4096,
+        step_limit: STEP_LIMIT,
         deterministic: place != Place::Cuda { deterministic: false },
     };
     let mut results: Vec<Vec<Vec<f32>>> = thread::scope(|scope| {

@@ -1,18 +1,25 @@
 //! The CUDA model as it is shipped, over a software driver: every rank a thread with a device of its own.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use consort_kernels::{
-    DType,
+    DType, KernelError,
+    cuda::device::CudaError,
     sampling::{Adjustments, SamplingParams, TokenHistory, sample},
 };
 use consort_parallel::{
     batch::{Batch, BatchSpan},
     checkpoint::Checkpoint,
     collective::{Collective, LocalGroup},
-    ids::BlockId,
+    ids::{BlockId, Rank},
     kv::KvStore,
-    model::{Draw, LoadOptions, PromptToken, RowRequest, TokenLogprobs, kv_layout, load},
+    model::{
+        self, Draw, LoadError, LoadOptions, ModelError, PromptToken, RowRequest, STEP_LIMIT, TokenLogprobs,
+        kv_layout, load,
+    },
     partition::Partition,
 };
 use consort_software_driver::{in_child, in_child_reported};
@@ -157,6 +164,7 @@ fn draws_like_the_host(comm: &mut dyn Collective, width: usize) {
         block_size: BLOCK_SIZE,
         max_num_seqs: 8,
         max_model_len: 256,
+        step_limit: STEP_LIMIT,
         deterministic: false,
     };
     let device = Setup { place: FAST, ..Setup::new(width, DType::BF16, 128) }.device(rank);
@@ -252,4 +260,110 @@ fn asked(row: usize, vocabulary: usize) -> SamplingParams {
         seed: row as u64 * 77,
         adjustments,
     }
+}
+
+/// What a rank alone says of its second step; the first must succeed. Each step decodes one token, by graph.
+fn second_step(step_limit: Duration) -> Result<(), ModelError> {
+    let checkpoint = open("tiny_llama");
+    let partition = Partition::new(checkpoint.config(), 1, None).unwrap();
+    let mut comm = LocalGroup::new(1).remove(0);
+    let (rank, vocabulary) = (comm.rank(), checkpoint.config().vocab_size);
+    let options = LoadOptions {
+        dtype: DType::BF16,
+        max_batch_tokens: 8,
+        block_size: BLOCK_SIZE,
+        max_num_seqs: 8,
+        max_model_len: 64,
+        step_limit,
+        deterministic: false,
+    };
+    let device = Setup { place: FAST, ..Setup::new(1, DType::BF16, 8) }.device(rank);
+    let mut model = load(&device, &checkpoint, &partition, rank, &options, &|_, _| {}).unwrap();
+    model.join(&mut comm).unwrap();
+    let layout = kv_layout(checkpoint.config(), partition.share(rank), DType::BF16, BLOCK_SIZE).unwrap();
+    let mut kv = KvStore::new(&device, layout, 4).unwrap();
+    let mut outcome = Ok(());
+    for at in 0..2 {
+        outcome.as_ref().expect("the first step succeeds");
+        let mut batch = step(at + 1, 1, vocabulary);
+        let last = batch.tokens.split_off(at);
+        batch.tokens = last;
+        batch.positions = vec![at as u32];
+        batch.spans[0].rows = 0..1;
+        batch.output_rows = vec![0];
+        outcome = model
+            .forward(&batch, &mut kv, &mut comm)
+            .and_then(|()| model.logits(0..1, &mut comm).map(|_| ()));
+    }
+    outcome
+}
+
+fn cuda_error(outcome: Result<(), ModelError>) -> CudaError {
+    match outcome {
+        Err(ModelError::Kernel(KernelError::Cuda(error))) => *error,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn software_driver_a_device_that_hangs_is_a_typed_error_within_its_limit() {
+    let test = "software_driver::software_driver_a_device_that_hangs_is_a_typed_error_within_its_limit";
+    in_child(test, &[("CONSORT_SOFTWARE_DRIVER_FAULTS", "cuGraphLaunch:2=hang")], || {
+        let started = Instant::now();
+        let error = cuda_error(second_step(Duration::from_secs(5)));
+        assert!(matches!(error, CudaError::Timeout { .. }), "{error:?}");
+        // What is dropped after it waits no more than a moment.
+        assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+    });
+}
+
+#[test]
+fn software_driver_a_lost_device_is_a_typed_error_and_stays_one() {
+    let test = "software_driver::software_driver_a_lost_device_is_a_typed_error_and_stays_one";
+    in_child(test, &[("CONSORT_SOFTWARE_DRIVER_FAULTS", "cuGraphLaunch:2=700")], || {
+        let error = cuda_error(second_step(Duration::from_secs(60)));
+        assert!(matches!(error, CudaError::Lost { .. }), "{error:?}");
+    });
+}
+
+#[test]
+fn software_driver_running_out_of_memory_while_a_graph_is_made_is_a_typed_error() {
+    let test =
+        "software_driver::software_driver_running_out_of_memory_while_a_graph_is_made_is_a_typed_error";
+    // The second step is of the frame of the first: another context's length is not reached. So it is the first one.
+    in_child(test, &[("CONSORT_SOFTWARE_DRIVER_FAULTS", "cuGraphInstantiateWithFlags:1=2")], || {
+        let outcome = std::panic::catch_unwind(|| second_step(Duration::from_secs(60)));
+        let panic = outcome.expect_err("the first step fails");
+        let text = panic.downcast_ref::<String>().expect("a message");
+        assert!(text.contains("OutOfMemory"), "{text}");
+    });
+}
+
+#[test]
+fn software_driver_a_card_too_small_says_what_is_wanted_and_what_is_free() {
+    let test = "software_driver::software_driver_a_card_too_small_says_what_is_wanted_and_what_is_free";
+    let report = in_child_reported(test, &[("CONSORT_SOFTWARE_DRIVER_MEMORY", "3000000")], || {
+        let checkpoint = open("tiny_llama");
+        let partition = Partition::new(checkpoint.config(), 1, None).unwrap();
+        let options = LoadOptions {
+            dtype: DType::BF16,
+            max_batch_tokens: 4096,
+            block_size: BLOCK_SIZE,
+            max_num_seqs: 8,
+            max_model_len: 64,
+            step_limit: STEP_LIMIT,
+            deterministic: true,
+        };
+        let device = Setup { place: FAST, ..Setup::new(1, DType::BF16, 8) }.device(Rank(0));
+        let loaded = load(&device, &checkpoint, &partition, Rank(0), &options, &|_, _| {});
+        let Err(LoadError::Kernel(KernelError::Cuda(error))) = loaded.map(|_| ()) else { panic!("it fits") };
+        let CudaError::OutOfMemory { wanted, free, ref parts, .. } = *error else { panic!("{error:?}") };
+        let multiprocessors = 4;
+        let known =
+            model::cuda::memory_bytes(checkpoint.config(), &partition, Rank(0), &options, multiprocessors);
+        assert_eq!(wanted, Some(known.unwrap()), "as computed from headers alone");
+        assert!(free.is_some_and(|free| free < 3_000_000) && !parts.is_empty(), "{error}");
+    });
+    let Some(report) = report else { return };
+    assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
 }

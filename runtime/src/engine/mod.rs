@@ -11,6 +11,8 @@ mod live;
 mod options;
 mod plan;
 mod sizing;
+#[cfg(test)]
+mod software_driver_tests;
 mod stream;
 mod submit;
 #[cfg(test)]

@@ -6,7 +6,7 @@ use consort_kernels::{DType, KernelError, device::Isa};
 use consort_parallel::{
     checkpoint::{Checkpoint, Encoding},
     config::ModelConfig,
-    model::{self, LoadOptions},
+    model::{self, LoadOptions, STEP_LIMIT},
     partition::{Partition, PartitionError},
 };
 
@@ -254,6 +254,7 @@ pub(super) fn load_options(topology: &Topology, dtype: DType, max_model_len: usi
         block_size: topology.block_size(),
         max_num_seqs: topology.max_num_seqs(),
         max_model_len,
+        step_limit: STEP_LIMIT,
         deterministic: topology.batch_invariant(),
     }
 }

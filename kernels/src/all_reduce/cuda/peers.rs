@@ -12,7 +12,8 @@ pub const BLOCKS_MAX: u32 = 64;
 /// all ranks.
 pub const AREA_WORDS: usize = BLOCKS_MAX as usize * (PEERS_MAX + 1) + STOP_WORDS;
 
-const STOP_WORDS: usize = 4;
+/// The last words of an area, which only its own rank writes: how it stopped.
+pub const STOP_WORDS: usize = 4;
 
 /// Polls until a peer is taken to be lost, unless told otherwise. A poll reads the device's own memory, in about half a
 /// microsecond: half a minute, longer than it takes a peer to load its kernels.
@@ -182,8 +183,11 @@ impl Stopped {
     /// stopped. Panics when it is not an area's length.
     pub fn read(area: &[u32]) -> Option<Stopped> {
         assert_eq!(area.len(), AREA_WORDS, "an area");
-        let [why, block, barrier, peer] =
-            *area.last_chunk::<STOP_WORDS>().expect("an area ends with these words");
+        Stopped::of_words(*area.last_chunk().expect("an area ends with these words"))
+    }
+
+    /// The same of an area's last words alone, which may be copied as soon as the rank's own launches have ended.
+    pub fn of_words([why, block, barrier, peer]: [u32; STOP_WORDS]) -> Option<Stopped> {
         let why = match why {
             0 => return None,
             1 => Why::Aborted,

@@ -5,12 +5,15 @@ use std::{sync::Arc, time::Duration};
 
 use consort_kernels::{
     KernelError,
-    all_reduce::cuda::{AREA_WORDS, PeerAddresses, Peers, Stopped, Why},
+    all_reduce::cuda::{AREA_WORDS, PeerAddresses, Peers, STOP_WORDS, Stopped, Why},
     cuda::device::{CudaDevice, DeviceBuffer, HostWords},
 };
 
 use super::{super::ModelError, buffers::Buffers};
-use crate::{collective::Collective, ids::Rank};
+use crate::{
+    collective::{AbortHandle, Collective, SharedWork, WorkUnderWay},
+    ids::Rank,
+};
 
 /// Longest wait for what is left of an earlier epoch.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
@@ -34,16 +37,19 @@ pub(super) struct Group {
     pub(super) peers: Peers,
     /// Kernels of this rank leave their waits when it is set.
     _abort: Arc<HostWords>,
+    abort_handle: AbortHandle,
+    work: SharedWork,
+    /// While the device may touch the others' memory.
+    under_way: Option<WorkUnderWay>,
 }
 
 impl Group {
-    /// Meets the other ranks.
+    /// Meets the other ranks; the device has nothing left to do.
     pub(super) fn join(
         device: &Arc<CudaDevice>,
         buffers: &mut Buffers,
         comm: &mut dyn Collective,
     ) -> Result<Group, ModelError> {
-        device.synchronize("end the work of an earlier epoch", SETTLE_LIMIT).map_err(KernelError::from)?;
         // Nobody writes to an area any more once all ranks have come here, and to none before all are zeroed.
         comm.barrier()?;
         device.zero(buffers.area.all_mut())?;
@@ -81,20 +87,55 @@ impl Group {
             unsafe { Peers::new(rank, &addresses, capacity as usize, abort.address(0), multiprocessors)? };
         let word = abort.clone();
         comm.on_abort(Box::new(move || word.set(0, 1)));
-        Ok(Group { peers, _abort: abort })
+        Ok(Group {
+            peers,
+            _abort: abort,
+            abort_handle: comm.abort_handle(),
+            work: comm.shared_work(),
+            under_way: None,
+        })
     }
 
-    /// Tells why what the device computed since the last call does not count, if it does not.
+    /// Before work is enqueued that touches the others' memory.
+    pub(super) fn begin(&mut self, comm: &mut dyn Collective) -> Result<(), ModelError> {
+        if self.under_way.is_none() {
+            self.under_way = self.work.begin();
+        }
+        if self.under_way.is_some() {
+            return Ok(());
+        }
+        // The group is aborted, and says why.
+        comm.barrier()?;
+        Err(refusal("a group that takes no more work".to_owned()))
+    }
+
+    /// When all that was enqueued has ended.
+    pub(super) fn end(&mut self) {
+        self.under_way = None;
+    }
+
+    /// Before this rank's memory is given back: nobody shall touch it any more. False if somebody may.
+    pub(super) fn leave(mut self, device: &CudaDevice) -> bool {
+        self.abort_handle.abort("a rank gives its device's memory back");
+        // A device that is lost does nothing any more; one that hangs gives nothing back anyway.
+        let _ = device.synchronize("end its part of a group's work", SETTLE_LIMIT);
+        self.end();
+        self.work.close_and_wait(SETTLE_LIMIT)
+    }
+
+    /// Waits for the device's work, and tells why what it computed since the last call does not count, if it does not.
     pub(super) fn check(
-        &self,
+        &mut self,
         device: &CudaDevice,
         area: &DeviceBuffer<u32>,
         comm: &mut dyn Collective,
         limit: Duration,
     ) -> Result<(), ModelError> {
-        let mut words = vec![0; AREA_WORDS];
-        device.download(area.all(), &mut words, limit)?;
-        match Stopped::read(&words) {
+        // The rest of it is written by the others, who may be at work still.
+        let mut words = [0; STOP_WORDS];
+        device.download(area.slice(AREA_WORDS - STOP_WORDS..AREA_WORDS), &mut words, limit)?;
+        self.end();
+        match Stopped::of_words(words) {
             // Whatever happened to the group since, this rank's work was done.
             None => return Ok(()),
             Some(Stopped { why: Why::PeerLate, peer, .. }) => {

@@ -52,8 +52,8 @@ use crate::{
     partition::Partition,
 };
 
-/// Longest wait for one step: a long prompt's chunk takes seconds at most.
-const STEP_LIMIT: Duration = Duration::from_secs(600);
+/// Longest wait for the weights' last copies.
+const UPLOAD_LIMIT: Duration = Duration::from_secs(600);
 
 /// Graphs kept at most: a few for each size of batch. Beyond, all are recorded anew.
 const GRAPHS_MAX: usize = 256;
@@ -71,11 +71,13 @@ pub(super) struct CudaLlama {
     shape: RankShape,
     weights: Weights,
     buffers: Buffers,
-    arena: Arena,
+    /// `None` only while it is dropped.
+    arena: Option<Arena>,
     /// `None` before the first meeting, and for a rank alone.
     group: Option<Group>,
     kv_layout: KvLayout,
     max_batch_tokens: usize,
+    step_limit: Duration,
     kept_rows: usize,
     /// For [`Model::logits`].
     host_logits: Vec<f32>,
@@ -146,9 +148,10 @@ impl CudaLlama {
             shape,
             weights,
             buffers,
-            arena,
+            arena: Some(arena),
             group: None,
             max_batch_tokens: options.max_batch_tokens,
+            step_limit: options.step_limit,
             kept_rows: 0,
             host_logits: Vec::new(),
         })
@@ -182,10 +185,15 @@ impl CudaLlama {
         step::logits(&*self.device, &self.shape, head, &mut self.buffers, peers, kept)
     }
 
+    /// Before work is enqueued in which ranks touch each other's memory.
+    fn begin_group_work(&mut self, comm: &mut dyn Collective) -> Result<(), ModelError> {
+        self.group.as_mut().map_or(Ok(()), |group| group.begin(comm))
+    }
+
     /// Refuses what the device computed where a rank has stopped.
-    fn check_group(&self, comm: &mut dyn Collective) -> Result<(), ModelError> {
-        match &self.group {
-            Some(group) => group.check(&self.device, &self.buffers.area, comm, STEP_LIMIT),
+    fn check_group(&mut self, comm: &mut dyn Collective) -> Result<(), ModelError> {
+        match &mut self.group {
+            Some(group) => group.check(&self.device, &self.buffers.area, comm, self.step_limit),
             None => Ok(()),
         }
     }
@@ -208,13 +216,16 @@ fn upload(
         UploadError::Device(error) => error.into(),
     })?;
     weights.finish(device, checkpoint)?;
-    device.synchronize("take the weights", STEP_LIMIT).map_err(KernelError::from)?;
+    device.synchronize("take the weights", UPLOAD_LIMIT).map_err(KernelError::from)?;
     Ok(())
 }
 
 impl Model for CudaLlama {
     fn join(&mut self, comm: &mut dyn Collective) -> Result<(), ModelError> {
         self.kept_rows = 0;
+        self.device
+            .synchronize("end the work of an earlier epoch", self.step_limit)
+            .map_err(KernelError::from)?;
         // Their launches hold the addresses of the earlier life.
         self.graphs = Graphs::default();
         self.group = None;
@@ -249,11 +260,12 @@ impl Model for CudaLlama {
         batch.check(self.max_batch_tokens, self.shape.vocabulary, block_size, blocks)?;
         self.kept_rows = 0;
         let numbers = StepNumbers::new(batch, &self.shape, blocks, true)?;
+        self.begin_group_work(comm)?;
         self.enqueue(&numbers, kv.device_pages_mut()?)?;
         self.kept_rows = batch.output_rows.len();
         if self.kept_rows == 0 {
             // Nobody waits for this step's results, and nobody else tells of its end.
-            self.device.synchronize("end a step", STEP_LIMIT).map_err(KernelError::from)?;
+            self.device.synchronize("end a step", self.step_limit).map_err(KernelError::from)?;
             self.check_group(comm)?;
         }
         Ok(())
@@ -271,9 +283,10 @@ impl Model for CudaLlama {
         }
         let mut outcomes = Vec::with_capacity(requests.len());
         for group in draws::groups(requests, self.shape.vocabulary)? {
+            self.begin_group_work(comm)?;
             self.make_logits(group.rows.clone())?;
             let (device, shape, buffers) = (&*self.device, &self.shape, &mut self.buffers);
-            let mut rows = Rows { device, shape, buffers, report, limit: STEP_LIMIT };
+            let mut rows = Rows { device, shape, buffers, report, limit: self.step_limit };
             outcomes.extend(rows.outcomes(&group, &requests[group.rows.clone()])?);
         }
         if self.kept_rows > 0 {
@@ -290,10 +303,11 @@ impl Model for CudaLlama {
             )));
         }
         let elements = rows.len() * self.shape.vocabulary;
+        self.begin_group_work(comm)?;
         self.make_logits(rows)?;
         self.host_logits.resize(elements, 0.0);
         let from = self.buffers.logits.slice(0..elements);
-        self.device.download(from, &mut self.host_logits, STEP_LIMIT)?;
+        self.device.download(from, &mut self.host_logits, self.step_limit)?;
         self.check_group(comm)?;
         Ok(&self.host_logits)
     }
@@ -311,6 +325,18 @@ impl Model for CudaLlama {
     }
 
     fn workspace_bytes(&self) -> u64 {
-        self.arena.bytes() - self.weights.bytes()
+        self.arena.as_ref().map_or(0, Arena::bytes) - self.weights.bytes()
+    }
+}
+
+impl Drop for CudaLlama {
+    /// Other ranks' devices may be reading this one's memory: it is given back when they have stopped, or never.
+    fn drop(&mut self) {
+        let Some(group) = self.group.take() else { return };
+        if !group.leave(&self.device) {
+            let ordinal = self.device.facts().ordinal;
+            tracing::error!(ordinal, "a peer's work does not end: the memory of this rank is not given back");
+            std::mem::forget(self.arena.take());
+        }
     }
 }

@@ -1,0 +1,225 @@
+//! Whole engines on CUDA devices, over a software driver: what is shipped, from a prompt to its answer.
+
+use std::time::{Duration, Instant};
+
+use consort_kernels::cuda::device::CudaError;
+use consort_software_driver::{in_child, in_child_reported};
+use futures_util::future::join_all;
+use tempfile::TempDir;
+
+use super::{Engine, FinishReason, GenerateOptions, TextEvent};
+use crate::{
+    EngineBuilder,
+    error::{DeviceError, EngineError},
+    testing,
+    topology::Environment,
+};
+
+const THREE: (&str, &str) = ("CONSORT_SOFTWARE_DRIVER_DEVICES", "3");
+
+fn checkpoint() -> TempDir {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    testing::write_checkpoint(folder.path());
+    folder
+}
+
+/// The tiny model in bfloat16, on CPUs or on cards; steps of few tokens, so that prompts come in parts.
+fn tiny(folder: &TempDir, devices: &str) -> EngineBuilder {
+    let devices = devices.to_owned();
+    Engine::builder()
+        .model(folder.path())
+        .environment(Environment::empty())
+        .dtype("bfloat16")
+        .max_model_len(192)
+        .max_num_seqs(16)
+        .max_num_batched_tokens(24)
+        .with_overrides(move |overrides| overrides.devices = Some(devices))
+}
+
+fn greedy(max_tokens: usize) -> GenerateOptions {
+    GenerateOptions {
+        max_tokens: Some(max_tokens),
+        temperature: Some(0.0),
+        ignore_eos: true,
+        logprobs: Some(2),
+        ..GenerateOptions::default()
+    }
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Runtime::new().expect("a runtime").block_on(future)
+}
+
+async fn answer(engine: &Engine, prompt: &str, options: GenerateOptions) -> Vec<u32> {
+    let stream = engine.generate(prompt, options).expect("admitted");
+    let done = stream.collect().await.expect("it ends well");
+    assert_eq!(done.finish.reason, FinishReason::Length);
+    done.tokens
+}
+
+/// Greedy tokens and, of each, how far the runner-up is behind.
+async fn with_margins(engine: &Engine, prompt: &str, tokens: usize) -> Vec<(u32, f32)> {
+    let mut stream = engine.generate(prompt, greedy(tokens)).expect("admitted");
+    let mut found = Vec::new();
+    while let Some(event) = stream.next().await {
+        if let TextEvent::Delta(delta) = event.expect("no failure") {
+            for (token, logprobs) in delta.tokens.iter().zip(&delta.logprobs) {
+                let top: Vec<f32> = logprobs.top.iter().map(|(_, logprob)| *logprob).collect();
+                found.push((*token, top[0] - top[1]));
+            }
+        }
+    }
+    assert_eq!(found.len(), tokens);
+    found
+}
+
+#[test]
+fn software_driver_engines_on_one_and_three_devices_say_what_the_cpu_says() {
+    let test = "engine::software_driver_tests::\
+                software_driver_engines_on_one_and_three_devices_say_what_the_cpu_says";
+    let report = in_child_reported(test, &[THREE], || {
+        block_on(async {
+            let folder = checkpoint();
+            let prompt = "the same prompt for all, longer than a step takes";
+            let cpu = tiny(&folder, "cpu").start().await.expect("it starts");
+            let expected = with_margins(&cpu, prompt, 24).await;
+            cpu.shutdown(Duration::from_secs(5)).await;
+            for devices in ["cuda:0", "cuda:2,cuda:0,cuda:1"] {
+                let engine = tiny(&folder, devices).start().await.expect("it starts");
+                let got = with_margins(&engine, prompt, 24).await;
+                engine.shutdown(Duration::from_secs(5)).await;
+                // Both round the same inputs of the same products to BF16: only near ties may go the other way, and
+                // then what follows is another text.
+                for ((token, _), (theirs, margin)) in got.iter().zip(&expected) {
+                    if token != theirs {
+                        assert!(*margin < 0.05, "{devices}: {token} instead of {theirs}, {margin} ahead");
+                        break;
+                    }
+                }
+            }
+        });
+    });
+    let Some(report) = report else { return };
+    assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
+    assert!(report.graph_launches > 40, "{report:?}");
+}
+
+/// Answers `requests` at once, one of which is given up, and then each alone; asserts that they are the same. Returns
+/// how often a sequence had to give way.
+async fn together_and_alone(engine: &Engine, requests: &[(String, GenerateOptions)]) -> u64 {
+    let given_up = async {
+        let mut stream = engine.generate("this one is given up", greedy(60)).expect("admitted");
+        stream.next().await.expect("it begins").expect("well");
+    };
+    let together = join_all(requests.iter().map(|(prompt, options)| answer(engine, prompt, options.clone())));
+    let (together, ()) = tokio::join!(together, given_up);
+    let preemptions = engine.status().ensemble.preemptions;
+    for ((prompt, options), tokens) in requests.iter().zip(&together) {
+        assert_eq!(&answer(engine, prompt, options.clone()).await, tokens, "{prompt}");
+    }
+    preemptions
+}
+
+/// Prompts of several lengths, drawn in several ways.
+fn requests(count: usize, tokens: usize) -> Vec<(String, GenerateOptions)> {
+    (0..count)
+        .map(|at| {
+            let options = GenerateOptions {
+                temperature: Some(if at % 3 == 0 { 0.0 } else { 0.9 }),
+                top_p: Some(if at % 4 == 1 { 0.9 } else { 1.0 }),
+                seed: Some(at as i64),
+                logprobs: None,
+                ..greedy(tokens)
+            };
+            ("a few words. ".repeat(1 + at % 4) + &at.to_string(), options)
+        })
+        .collect()
+}
+
+#[test]
+fn software_driver_sixteen_requests_at_once_get_what_each_gets_alone() {
+    let test =
+        "engine::software_driver_tests::software_driver_sixteen_requests_at_once_get_what_each_gets_alone";
+    let report = in_child_reported(test, &[], || {
+        block_on(async {
+            let folder = checkpoint();
+            // Far less memory than sixteen sequences fill: some are preempted and filled in again.
+            let engine = tiny(&folder, "cuda:0").batch_invariant(true).kv_cache_memory_bytes(160_000);
+            let engine = engine.start().await.expect("it starts");
+            let preemptions = together_and_alone(&engine, &requests(16, 44)).await;
+            assert!(preemptions > 0, "the pool was to be too small");
+            engine.shutdown(Duration::from_secs(5)).await;
+        });
+    });
+    let Some(report) = report else { return };
+    assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
+    assert!(report.graph_launches > 100, "{report:?}");
+}
+
+#[test]
+fn software_driver_requests_over_three_devices_get_together_what_each_gets_alone() {
+    let test = "engine::software_driver_tests::\
+                software_driver_requests_over_three_devices_get_together_what_each_gets_alone";
+    let report = in_child_reported(test, &[THREE], || {
+        block_on(async {
+            let folder = checkpoint();
+            let engine = tiny(&folder, "cuda:0,cuda:1,cuda:2").batch_invariant(true);
+            let engine = engine.start().await.expect("it starts");
+            together_and_alone(&engine, &requests(4, 12)).await;
+            engine.shutdown(Duration::from_secs(5)).await;
+        });
+    });
+    let Some(report) = report else { return };
+    assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
+}
+
+#[test]
+fn software_driver_a_launch_that_fails_ends_its_requests_and_never_hangs_them() {
+    let test = "engine::software_driver_tests::\
+                software_driver_a_launch_that_fails_ends_its_requests_and_never_hangs_them";
+    // Sticky: the device's context is lost, and with it the rank.
+    let faults = ("CONSORT_SOFTWARE_DRIVER_FAULTS", "cuGraphLaunch:20=719");
+    in_child(test, &[THREE, faults], || {
+        block_on(async {
+            let folder = checkpoint();
+            let engine = tiny(&folder, "cuda:0,cuda:1,cuda:2").start().await.expect("it starts");
+            let started = Instant::now();
+            let stream = engine.generate("a prompt", greedy(60)).expect("admitted");
+            let error = stream.collect().await.expect_err("a rank is lost");
+            let text = error.to_string();
+            assert!(text.contains("shard") || text.contains("rank"), "{text}");
+            // A context of its own is opened anew, and the engine answers again.
+            loop {
+                assert!(started.elapsed() < Duration::from_secs(120), "{:?}", engine.status());
+                if let Ok(stream) = engine.generate("a prompt", greedy(8)) {
+                    if stream.collect().await.is_ok() {
+                        break;
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            engine.shutdown(Duration::from_secs(5)).await;
+        });
+    });
+}
+
+#[test]
+fn software_driver_cards_too_small_or_absent_are_refused_before_anything_is_loaded() {
+    let test = "engine::software_driver_tests::\
+                software_driver_cards_too_small_or_absent_are_refused_before_anything_is_loaded";
+    in_child(test, &[("CONSORT_SOFTWARE_DRIVER_MEMORY", "2000000")], || {
+        block_on(async {
+            let folder = checkpoint();
+            let small = tiny(&folder, "cuda:0").start().await.expect_err("too small").to_string();
+            assert!(small.contains("gpu_memory_utilization") && small.contains("cuda:0 (rank 0)"), "{small}");
+            match tiny(&folder, "cuda:1").start().await.expect_err("one card only") {
+                EngineError::Device(DeviceError(CudaError::NoDevice { wanted, reason })) => {
+                    assert!(wanted == "cuda:1" && reason.contains("cuda:0"), "{wanted}: {reason}");
+                }
+                other => panic!("{other:?}"),
+            }
+            let float = tiny(&folder, "cuda:0").dtype("float32").start().await.expect_err("not on cards");
+            assert!(float.to_string().contains("bfloat16"), "{float}");
+        });
+    });
+}
