@@ -42,7 +42,9 @@ pub enum EngineError {
     #[error("the shard group did not start")]
     Ensemble(#[from] EnsembleError),
     /// A device that the topology names is not there, or of no use.
-    #[error("cannot use the devices of the topology")]
+    #[error(
+        "cannot use the devices of the topology; `consort doctor` tells what this machine has, and what to do"
+    )]
     Device(#[from] DeviceError),
     /// A helper thread ended without a result.
     #[error("preparing the engine was interrupted")]

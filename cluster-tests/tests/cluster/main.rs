@@ -11,6 +11,7 @@ mod bad_requests;
 mod cli;
 mod convert;
 mod custom_supervision;
+mod doctor;
 mod engine;
 mod harness;
 mod leaks;

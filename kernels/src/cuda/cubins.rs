@@ -10,6 +10,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+pub use self::cache::CacheFacts;
 use self::{
     cache::Cache,
     embedded::{EMBEDDED, Embedded},
@@ -19,7 +20,7 @@ use super::{
     arch::Arch,
     nvrtc::{Compiled, Nvrtc, NvrtcError},
     settings::Settings,
-    sources::Source,
+    sources::{SOURCES, Source},
 };
 
 /// A text compiled for one architecture.
@@ -55,7 +56,7 @@ pub struct Cubins {
 impl Cubins {
     /// Looks for the compiler and keeps the cache where `settings` say.
     pub fn new(settings: Settings) -> Cubins {
-        let cache = settings.cache.as_ref().map(|folder| Cache::new(folder.join("cubins")));
+        let cache = cache_of(&settings);
         if cache.is_none() {
             tracing::debug!("no folder for compiled kernels: neither CONSORT_CACHE_DIR nor HOME is set");
         }
@@ -104,6 +105,23 @@ pub fn embedded_architectures() -> Vec<&'static str> {
     names.sort_unstable();
     names.dedup();
     names
+}
+
+/// The architecture whose cubins, built in for all texts, a device of `arch` runs; `None` where at least one text must
+/// be compiled for it.
+pub fn built_in_for(arch: Arch) -> Option<Arch> {
+    let all = SOURCES.iter().all(|source| embedded(EMBEDDED, source, arch).is_some());
+    let built = embedded_architectures().into_iter().filter_map(|name| name.parse().ok());
+    built.filter(|&built: &Arch| all && arch.runs(built)).max()
+}
+
+/// What is in the cache of compiled kernels; `None` where no folder is configured.
+pub fn cache_facts(settings: &Settings) -> Option<CacheFacts> {
+    cache_of(settings).map(|cache| cache.facts())
+}
+
+fn cache_of(settings: &Settings) -> Option<Cache> {
+    settings.cache.as_ref().map(|folder| Cache::new(folder.join("cubins")))
 }
 
 /// The built-in cubin of exactly this text for this architecture, or for an older one whose cubins it runs.

@@ -8,11 +8,15 @@
 //! with the driver: toolkits and wheels do not have it.
 
 use std::{
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
 };
 
-use super::settings::Settings;
+use super::{
+    dynamic::{self, Library, Scope},
+    settings::Settings,
+};
 
 /// A library to look for.
 #[derive(Debug, PartialEq, Eq)]
@@ -49,6 +53,17 @@ pub(super) const CUBLAS_LT: Wanted = Wanted {
 
 /// The driver.
 pub(super) const DRIVER: Wanted = Wanted { stem: "libcuda.so", names: &["libcuda.so.1"], home: Home::Driver };
+
+/// Collective operations. Its wheel has a folder of its own, and toolkits do not have it.
+pub(super) const NCCL: Wanted = Wanted {
+    stem: "libnccl.so",
+    names: &["libnccl.so.2"],
+    home: Home::Toolkit { wheel_folders: &["nvidia/nccl/lib"] },
+};
+
+/// What watches over cards; it comes with the driver.
+pub(super) const MANAGEMENT: Wanted =
+    Wanted { stem: "libnvidia-ml.so", names: &["libnvidia-ml.so.1"], home: Home::Driver };
 
 /// Library folders of a toolkit.
 const TOOLKIT_FOLDERS: [&str; 4] = ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"];
@@ -108,12 +123,44 @@ pub(super) fn places(wanted: &Wanted, settings: &Settings, root: &Path) -> Vec<P
     places
 }
 
+/// Loads the first file of the newest name that there is; else one line for each place, each after a line's end, with
+/// what is wrong there.
+pub(super) fn load(wanted: &Wanted, settings: &Settings, root: &Path) -> Result<Library, String> {
+    let mut looked = String::new();
+    for place in places(wanted, settings, root) {
+        let files: Vec<PathBuf> = match place {
+            Place::Loader => {
+                for name in wanted.names {
+                    match Library::open(OsStr::new(name), Scope::Local) {
+                        Ok(library) => return Ok(library),
+                        Err(reason) => looked += &format!("\n  the loader's path: {reason}"),
+                    }
+                }
+                continue;
+            }
+            Place::File(file) => vec![file],
+            Place::Folder(folder) => wanted.names.iter().map(|name| folder.join(name)).collect(),
+        };
+        for file in files.iter().map(|file| dynamic::absolute(file)) {
+            if !file.exists() {
+                looked += &format!("\n  {}: not there", file.display());
+                continue;
+            }
+            match Library::open(file.as_os_str(), Scope::Local) {
+                Ok(library) => return Ok(library),
+                Err(reason) => looked += &format!("\n  {}: {reason}", file.display()),
+            }
+        }
+    }
+    Err(looked)
+}
+
 /// Whether a path is the file of another library, such as a compiler that was chosen; this one is then looked for as
 /// if nothing were configured.
 fn names_another(path: &Path, wanted: &Wanted) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let is = |wanted: &Wanted| name.starts_with(wanted.stem);
-    !is(wanted) && [NVRTC, CUBLAS_LT, DRIVER].iter().any(is) && !path.is_dir()
+    !is(wanted) && [NVRTC, CUBLAS_LT, DRIVER, NCCL, MANAGEMENT].iter().any(is) && !path.is_dir()
 }
 
 /// Folders of Python packages.

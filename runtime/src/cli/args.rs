@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use super::doctor::WantedDevice;
 use crate::{
     convert::DType,
     engine::EngineBuilder,
@@ -29,6 +30,14 @@ Exit codes:
      engine lost for good, or open requests cut off by a second signal
   2  called wrongly: unknown flags, missing arguments";
 
+const DOCTOR_HELP: &str = "\
+A line `! what -> what to do` is a gap: something is missing or not as it should be. Nothing is changed by looking.
+
+Exit codes:
+  0  a model can be served, on the devices asked for if any are (on a CPU one always can)
+  1  a device that --device or the topology names cannot be used, or the topology is invalid
+  2  called wrongly: unknown flags, devices that are none";
+
 /// Distributed inference for language models, over any number of devices.
 #[derive(Debug, Parser)]
 #[command(name = "consort", version, about, propagate_version = true, after_help = AFTER_HELP)]
@@ -48,6 +57,8 @@ pub(super) enum Command {
     Run(RunArgs),
     /// Write a model as a folder that `transformers` loads: BF16 safetensors, configuration, tokenizer.
     Convert(ConvertArgs),
+    /// Tell what this machine has for serving models, GPUs above all, and what to do about each gap.
+    Doctor(DoctorArgs),
     /// Start a topology and its server, ask a question through it, and tell who did what.
     #[command(hide = true)]
     Demo(DemoArgs),
@@ -120,6 +131,20 @@ pub(super) struct ConvertArgs {
     /// Replace the model that is in OUTPUT.
     #[arg(long)]
     pub(super) overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = DOCTOR_HELP)]
+pub(super) struct DoctorArgs {
+    /// A topology (*.toml), whose devices must be there.
+    #[arg(value_name = "TOPOLOGY")]
+    pub(super) topology: Option<PathBuf>,
+    /// Devices that must be there: cuda for any GPU, else as in --devices of `consort serve`.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(super) device: Vec<WantedDevice>,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub(super) json: bool,
 }
 
 /// Types that weights are written in.

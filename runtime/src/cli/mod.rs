@@ -6,6 +6,7 @@ mod args;
 mod client;
 mod convert;
 mod demo;
+mod doctor;
 #[cfg(test)]
 mod goldens;
 mod progress;
@@ -62,6 +63,7 @@ fn start(cli: Cli) -> anyhow::Result<()> {
             Command::Run(args) => run::run(args).await,
             Command::Convert(args) => convert::convert(args).await,
             Command::Demo(args) => demo::demo(args).await,
+            Command::Doctor(args) => doctor::doctor(args).await,
         }
     });
     // A blocking thread that is still loading must not hold up the end.

@@ -399,6 +399,7 @@ async fn a_gpu_that_is_not_there_is_refused_with_what_is_missing_within_a_second
     let started = std::time::Instant::now();
     let error = on(devices).start().await.expect_err("no such GPU");
     assert!(started.elapsed().as_secs() < 1, "{:?}", started.elapsed());
+    assert!(error.to_string().contains("`consort doctor`"), "the next step: {error}");
     let EngineError::Device(DeviceError(error)) = &error else { panic!("{error:?}") };
     match error {
         CudaError::NoDriver { .. } => assert!(error.to_string().contains("CONSORT_CUDA_LIB_PATH"), "{error}"),

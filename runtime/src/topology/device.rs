@@ -39,7 +39,7 @@ impl DeviceSpec {
     }
 
     /// The device of that name, or what is wrong with it and what to do.
-    pub(super) fn parse(name: &str) -> Result<DeviceSpec, (String, String)> {
+    pub(crate) fn parse(name: &str) -> Result<DeviceSpec, (String, String)> {
         let name = name.trim();
         let (kind, which) = match name.split_once(':') {
             Some((kind, which)) => (kind, Some(which)),

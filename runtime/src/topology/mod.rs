@@ -58,7 +58,9 @@ pub use self::{
 use self::{error::Violations, excerpt::Place, origins::Origins, raw::RawTopology};
 pub(crate) use self::{
     excerpt::{shown_path, shown_whole},
-    validate::{Broken, Rest},
+    schema::{is_key_name_variable, isa_variables, setting_variables},
+    secrets::is_plain_name,
+    validate::{Broken, GPU_MEMORY_UTILIZATION, Rest},
     write::Computed,
 };
 

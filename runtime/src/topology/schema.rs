@@ -76,3 +76,23 @@ pub(super) fn keys_of(table: &str) -> impl Iterator<Item = &'static str> {
 pub(super) fn header(table: &str) -> String {
     if table == "node" { "[[node]]".to_owned() } else { format!("[{table}]") }
 }
+
+/// All environment variables that are settings.
+pub(crate) fn setting_variables() -> Vec<String> {
+    let of_keys = KEYS.iter().filter(|key| key.in_environment).map(Key::variable);
+    of_keys.chain([CPU_ISA_VARIABLE.to_owned()]).collect()
+}
+
+/// Those that choose the instruction set, the short one first.
+pub(crate) fn isa_variables() -> impl Iterator<Item = String> {
+    std::iter::once(CPU_ISA_VARIABLE.to_owned()).chain(variable_of("parallel.cpu_isa"))
+}
+
+/// Whether a variable holds the name of the one that holds the API key.
+pub(crate) fn is_key_name_variable(name: &str) -> bool {
+    variable_of("server.api_key_env").is_some_and(|variable| variable == name)
+}
+
+fn variable_of(name: &str) -> Option<String> {
+    KEYS.iter().find(|key| key.name == name).map(Key::variable)
+}

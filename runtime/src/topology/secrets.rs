@@ -96,7 +96,7 @@ pub(super) fn is_variable_name(text: &str) -> bool {
 }
 
 /// Whether a variable of that name is more likely than a key of those characters: capitals, few digits, and words.
-pub(super) fn is_plain_name(text: &str) -> bool {
+pub(crate) fn is_plain_name(text: &str) -> bool {
     let digits = text.bytes().filter(u8::is_ascii_digit).count();
     is_variable_name(text)
         && !text.bytes().any(|byte| byte.is_ascii_lowercase())

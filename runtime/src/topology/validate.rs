@@ -37,7 +37,8 @@ const MAX_NUM_SEQS: i64 = 256;
 const MAX_NUM_BATCHED_TOKENS: i64 = 512;
 const MAX_WAITING_REQUESTS: i64 = 1024;
 const BLOCK_SIZE: i64 = 16;
-const GPU_MEMORY_UTILIZATION: f64 = 0.9;
+/// Part of a card's memory that is used where nothing else is said.
+pub(crate) const GPU_MEMORY_UTILIZATION: f64 = 0.9;
 /// Prompts of a million tokens fit as JSON.
 const MAX_BODY_BYTES: u64 = 16 << 20;
 

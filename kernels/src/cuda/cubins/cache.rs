@@ -13,6 +13,7 @@ use std::{
     time::SystemTime,
 };
 
+use rustix::fs::Access;
 use sha2::{Digest, Sha256};
 
 use crate::cuda::nvrtc::Compiled;
@@ -21,6 +22,8 @@ use crate::cuda::nvrtc::Compiled;
 const ENTRIES_MAX: usize = 512;
 /// Files left when there were more, so that not every new one removes one.
 const ENTRIES_KEPT: usize = 384;
+/// Entries that are counted: more than the bound leaves, whatever else lies there.
+const ENTRIES_SEEN_MAX: usize = 4096;
 /// Threads of one process that may write one cubin at once.
 const TEMPORARY_FILES_MAX: usize = 64;
 /// No cubin of ours comes near it; a longer file is damage.
@@ -30,6 +33,19 @@ const MAGIC: &[u8; 16] = b"consort cubin 1\n";
 const HASH_BYTES: usize = 32;
 /// Magic, length of the cubin, length of the log, SHA-256 of cubin and log.
 const HEAD_BYTES: usize = MAGIC.len() + 8 + 8 + HASH_BYTES;
+
+/// What is known of the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheFacts {
+    /// Its folder, which the first cubin makes.
+    pub folder: PathBuf,
+    /// Cubins in it.
+    pub cubins: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Why nothing can be kept there, if so.
+    pub refusal: Option<String>,
+}
 
 /// A folder of cubins.
 #[derive(Clone, Debug)]
@@ -67,6 +83,19 @@ impl Cache {
                 "cannot keep a compiled kernel, which will be compiled again next time; see CONSORT_CACHE_DIR"
             );
         }
+    }
+
+    /// Looks at the folder, and changes nothing.
+    pub(super) fn facts(&self) -> CacheFacts {
+        let (mut cubins, mut bytes) = (0, 0);
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten().take(ENTRIES_SEEN_MAX) {
+            let is_cubin = entry.path().extension().is_some_and(|extension| extension == "cubin");
+            if let Some(metadata) = entry.metadata().ok().filter(|metadata| is_cubin && metadata.is_file()) {
+                (cubins, bytes) = (cubins + 1, bytes + metadata.len());
+            }
+        }
+        let refusal = refusal(&self.folder).map(|error| error.to_string());
+        CacheFacts { folder: self.folder.clone(), cubins, bytes, refusal }
     }
 
     fn write(&self, key: &str, compiled: &Compiled) -> io::Result<()> {
@@ -115,6 +144,24 @@ impl Cache {
         }
         Ok(())
     }
+}
+
+/// Why no file could be made in a folder, as far as that can be told without making one: it, or the folder that it
+/// would have to be made in, may not be written.
+fn refusal(folder: &Path) -> Option<io::Error> {
+    let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf());
+    for place in folder.ancestors() {
+        match fs::metadata(place) {
+            Ok(metadata) if !metadata.is_dir() => return Some(io::Error::from(io::ErrorKind::NotADirectory)),
+            Ok(_) => {
+                return rustix::fs::access(place, Access::WRITE_OK | Access::EXEC_OK).err().map(Into::into);
+            }
+            // Below a file is no folder either; the ancestor that is one says so.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+            Err(error) => return Some(error),
+        }
+    }
+    Some(io::Error::from(io::ErrorKind::NotFound))
 }
 
 fn encode(compiled: &Compiled) -> Vec<u8> {

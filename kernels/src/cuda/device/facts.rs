@@ -1,10 +1,10 @@
 //! What there is on a machine.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
     CudaError, Uuid,
-    raw::{Context, driver, facts::Handle, matrix},
+    raw::{Context, driver, facts::Handle, matrix, nccl, nvml::Nvml},
 };
 use crate::cuda::settings::Settings;
 
@@ -44,6 +44,29 @@ pub struct LibraryFacts {
     pub version: String,
 }
 
+/// From one device to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkFacts {
+    /// Ordinal of the device whose kernels would read.
+    pub from: u32,
+    /// Ordinal of the device whose memory they would read.
+    pub to: u32,
+    /// Whether they can.
+    pub reaches: bool,
+    /// Whether atomic operations work over the link, as they do over NVLink and seldom over PCI.
+    pub atomics: bool,
+}
+
+/// What NVML, the library for watching over cards, adds to the driver's own words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManagementFacts {
+    /// The driver's own version, such as 570.86.15.
+    pub driver_version: String,
+    /// Whether NVLink is between two devices, by their places in the list asked about; without the pairs of which that
+    /// is not told.
+    pub nvlinks: BTreeMap<(usize, usize), bool>,
+}
+
 /// All devices of this machine. Opens each for a moment, to ask for its free memory.
 pub fn devices(settings: &Settings) -> Result<Vec<DeviceFacts>, CudaError> {
     driver::start(settings)?;
@@ -62,6 +85,39 @@ pub fn devices(settings: &Settings) -> Result<Vec<DeviceFacts>, CudaError> {
 /// The driver and cuBLASLt, or what is wrong with each.
 pub fn libraries(settings: &Settings) -> [Result<LibraryFacts, String>; 2] {
     [driver::start(settings).map_err(|error| error.to_string()), matrix::find(settings)]
+}
+
+/// All pairs of different devices. Nothing is opened.
+pub fn links(settings: &Settings) -> Result<Vec<LinkFacts>, CudaError> {
+    driver::start(settings)?;
+    let handles = Handle::all()?;
+    let mut found = Vec::new();
+    for &from in &handles {
+        for &to in handles.iter().filter(|to| to.ordinal != from.ordinal) {
+            let (reaches, atomics) = (from.reaches(to)?, from.has_atomics_on(to)?);
+            found.push(LinkFacts { from: from.ordinal, to: to.ordinal, reaches, atomics });
+        }
+    }
+    Ok(found)
+}
+
+/// What NVML says of the driver and of these devices, or why it says nothing. Nothing else here needs it.
+pub fn management(settings: &Settings, devices: &[Uuid]) -> Result<ManagementFacts, String> {
+    let nvml = Nvml::start(settings)?;
+    let handles: Vec<_> = devices.iter().map(|uuid| nvml.device(*uuid)).collect();
+    let mut nvlinks = BTreeMap::new();
+    for (from, one) in handles.iter().enumerate() {
+        for (to, other) in handles.iter().enumerate().filter(|&(to, _)| to != from) {
+            let told = one.zip(*other).and_then(|(one, other)| nvml.has_nvlink(one, other));
+            nvlinks.extend(told.map(|told| ((from, to), told)));
+        }
+    }
+    Ok(ManagementFacts { driver_version: nvml.driver_version()?, nvlinks })
+}
+
+/// NCCL, or what is wrong with each place. Nothing here calls it.
+pub fn nccl(settings: &Settings) -> Result<LibraryFacts, String> {
+    nccl::find(settings)
 }
 
 /// What a device says without being opened.

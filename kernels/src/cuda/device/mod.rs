@@ -7,7 +7,7 @@
 //! | [`Pinned`], [`HostWords`] | page-locked memory of the host: for copies, and for words that kernels watch |
 //! | [`Uploader`] | weights to the device, by several threads |
 //! | [`Graph`] | launches recorded once and replayed |
-//! | [`devices`], [`Selector`], [`libraries`] | what there is on a machine, and which device a user means |
+//! | [`devices`], [`links`], [`libraries`], [`Selector`] | what there is on a machine, and which device a user means |
 //!
 //! The driver and cuBLASLt are looked for when they are needed, and nothing is linked: on a machine without CUDA,
 //! [`CudaDevice::open`] says what is missing. Every wait has a limit. After an error that ends a context all calls
@@ -35,7 +35,9 @@ mod wait;
 
 pub use arena::{Arena, ArenaPlan, DeviceBuffer, Reservation};
 pub use error::CudaError;
-pub use facts::{DeviceFacts, LibraryFacts, devices, libraries};
+pub use facts::{
+    DeviceFacts, LibraryFacts, LinkFacts, ManagementFacts, devices, libraries, links, management, nccl,
+};
 pub use graph::Graph;
 pub use pinned::{HostWords, Pinned};
 pub use selector::{Selector, SelectorError, Uuid};

@@ -118,11 +118,23 @@ impl Nvrtc {
     /// loader's path, in the toolkits' usual folders and in those of the Python wheels. One too old for a device hides
     /// no newer one; only if none is new enough, the first is named.
     pub fn open(settings: &Settings, arch: Arch) -> Result<Nvrtc, NvrtcError> {
+        Nvrtc::first(settings, |nvrtc| nvrtc.require(arch))
+    }
+
+    /// The first usable one, whatever it compiles for.
+    pub fn find(settings: &Settings) -> Result<Nvrtc, NvrtcError> {
+        Nvrtc::first(settings, |_| Ok(()))
+    }
+
+    fn first(
+        settings: &Settings,
+        suits: impl Fn(&Nvrtc) -> Result<(), NvrtcError>,
+    ) -> Result<Nvrtc, NvrtcError> {
         let mut looked = String::new();
         let mut unsuited = None;
         for place in search::places(&NVRTC, settings, Path::new("/")) {
             for opened in Nvrtc::open_at(&place) {
-                match opened.map(|nvrtc| nvrtc.require(arch).map(|()| nvrtc)) {
+                match opened.map(|nvrtc| suits(&nvrtc).map(|()| nvrtc)) {
                     Ok(Ok(nvrtc)) => return Ok(nvrtc),
                     Ok(Err(error)) => unsuited = unsuited.or(Some(error)),
                     Err(reason) => looked += &format!("\n  {reason}"),
@@ -174,6 +186,14 @@ impl Nvrtc {
     /// The file that it was loaded from.
     pub fn file(&self) -> &Path {
         &self.file
+    }
+
+    /// The architectures that it compiles for, as compute capabilities times ten: 80, 90, 120.
+    pub fn architectures(&self) -> Result<Vec<u32>, NvrtcError> {
+        let numbers = self.library.architectures().map_err(|CallError { function, reason }| {
+            NvrtcError::Call { function, name: "its architectures".to_owned(), reason }
+        })?;
+        Ok(numbers.into_iter().filter_map(|number| u32::try_from(number).ok()).collect())
     }
 
     /// A text that tells apart the builds of one version: part of the cubin cache's key.

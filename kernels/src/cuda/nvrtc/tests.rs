@@ -196,3 +196,14 @@ fn the_real_compiler_shows_file_and_line_of_a_mistake() {
         assert!(error.contains(words), "{words}: {error}");
     }
 }
+
+#[test]
+fn a_compiler_is_found_whatever_it_compiles_for() {
+    let folder = Folder::new("nvrtc-any");
+    let settings = at(testing::shared_library(&folder, IMPOSTOR));
+    assert!(Nvrtc::open(&settings, Arch::of_device(12, 0).unwrap()).is_err());
+    let found = Nvrtc::find(&settings).unwrap();
+    assert_eq!(found.architectures(), Ok(vec![80, 90]));
+    let missing = Nvrtc::find(&at(folder.path().join("nothing"))).unwrap_err();
+    assert!(matches!(missing, NvrtcError::NotFound { .. }), "{missing}");
+}

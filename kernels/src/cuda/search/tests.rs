@@ -91,3 +91,25 @@ fn the_file_of_one_library_says_nothing_of_another() {
     assert_eq!(places(&DRIVER, &driver, root.path()), [Place::File(mine.join("libcuda.so.1"))]);
     assert_eq!(places(&NVRTC, &driver, root.path()), [Place::Loader]);
 }
+
+#[test]
+fn nccl_is_in_its_wheel_and_what_watches_cards_comes_with_the_driver() {
+    let root = Folder::new("search-nccl");
+    let wheel = Place::Folder(folder(&root, "venv/lib/python3.11/site-packages/nvidia/nccl/lib"));
+    let settings = Settings { environments: vec![root.path().join("venv")], ..Settings::default() };
+    assert_eq!(places(&NCCL, &settings, root.path()), [Place::Loader, wheel]);
+    assert_eq!(places(&MANAGEMENT, &settings, root.path()), [Place::Loader]);
+}
+
+#[test]
+fn a_library_that_cannot_be_loaded_is_told_with_every_place() {
+    let root = Folder::new("search-load");
+    let mine = folder(&root, "mine");
+    let settings = Settings { library: Some(mine.clone()), ..Settings::default() };
+    let looked = load(&NCCL, &settings, root.path()).map(drop).unwrap_err();
+    assert_eq!(looked, format!("\n  {}/libnccl.so.2: not there", mine.display()));
+    fs::write(mine.join("libnccl.so.2"), "no library").unwrap();
+    let looked = load(&NCCL, &settings, root.path()).map(drop).unwrap_err();
+    assert!(looked.starts_with(&format!("\n  {}/libnccl.so.2: ", mine.display())), "{looked}");
+    assert_eq!(looked.lines().count(), 2, "{looked}");
+}

@@ -95,3 +95,23 @@ fn threads_that_keep_the_same_cubin_leave_one_whole_file() {
     assert_eq!(cache.get("a"), Some(large));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
+
+#[test]
+fn the_cache_tells_what_it_holds_and_whether_it_can_be_written() {
+    let folder = Folder::new("cache-facts");
+    let cache = Cache::new(folder.path().join("deep/cubins"));
+    assert_eq!(
+        cache.facts(),
+        CacheFacts { folder: folder.path().join("deep/cubins"), cubins: 0, bytes: 0, refusal: None },
+        "a folder that can be made is as good as one that is there"
+    );
+    assert!(!folder.path().join("deep").exists(), "looking makes nothing");
+    fs::create_dir_all(folder.path().join("deep/cubins/a-folder.cubin")).unwrap();
+    fs::write(folder.path().join("deep/cubins/one.cubin"), [0; 30]).unwrap();
+    fs::write(folder.path().join("deep/cubins/two.cubin"), [0; 12]).unwrap();
+    fs::write(folder.path().join("deep/cubins/other"), [0; 7]).unwrap();
+    let facts = cache.facts();
+    assert_eq!((facts.cubins, facts.bytes, facts.refusal), (2, 42, None));
+    let below_a_file = Cache::new(folder.path().join("deep/cubins/one.cubin/cache"));
+    assert!(below_a_file.facts().refusal.is_some_and(|reason| reason.contains("not a directory")));
+}

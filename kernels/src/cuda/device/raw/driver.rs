@@ -29,6 +29,7 @@ const FUNCTIONS: &[&CStr] = &[
     c"cuDeviceGetAttribute",
     c"cuDeviceGetPCIBusId",
     c"cuDeviceCanAccessPeer",
+    c"cuDeviceGetP2PAttribute",
     c"cuDevicePrimaryCtxRetain",
     c"cuDevicePrimaryCtxRelease_v2",
     c"cuCtxSetCurrent",

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int};
 
-use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use cudarc::driver::sys::{self, CUdevice_P2PAttribute as Link, CUdevice_attribute as Attribute};
 
 use super::check;
 use crate::cuda::device::{CudaError, Uuid};
@@ -90,6 +90,16 @@ impl Handle {
         let code = unsafe { sys::cuDeviceCanAccessPeer(&mut reaches, self.device, other.device) };
         self.check("tell its peers", "cuDeviceCanAccessPeer", code)?;
         Ok(reaches != 0)
+    }
+
+    /// Whether atomic operations here work on memory of `other`.
+    pub(in crate::cuda::device) fn has_atomics_on(self, other: Handle) -> Result<bool, CudaError> {
+        let mut value: c_int = 0;
+        let attribute = Link::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+        // SAFETY: room for the number; both are devices.
+        let code = unsafe { sys::cuDeviceGetP2PAttribute(&mut value, attribute, self.device, other.device) };
+        self.check("tell its links", "cuDeviceGetP2PAttribute", code)?;
+        Ok(value != 0)
     }
 
     fn attribute(self, attribute: Attribute) -> Result<u32, CudaError> {

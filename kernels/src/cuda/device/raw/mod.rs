@@ -11,6 +11,8 @@ mod graph;
 pub(super) mod matrix;
 mod memory;
 mod module;
+pub(super) mod nccl;
+pub(super) mod nvml;
 mod stream;
 
 pub(super) use context::Context;

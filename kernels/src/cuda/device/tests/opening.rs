@@ -14,7 +14,8 @@ fn a_machine_without_cuda_is_a_typed_error_within_a_second() {
     for part in ["no CUDA driver", "libcuda.so.1: not there", "device = \"cpu\"", "CONSORT_CUDA_LIB_PATH"] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    assert_eq!(devices(&settings), Err(error));
+    assert_eq!(devices(&settings), Err(error.clone()));
+    assert_eq!(links(&settings), Err(error));
     let [driver, matrices] = libraries(&settings);
     assert!(driver.is_err() && matrices.is_err(), "{driver:?} {matrices:?}");
 }
@@ -47,6 +48,10 @@ fn software_driver_devices_are_listed_with_what_is_known_of_them() {
                 let others: Vec<u32> = (0..3).filter(|&other| other != facts.ordinal).collect();
                 assert_eq!(facts.peers, others);
             }
+            let found_links = links(settings).unwrap();
+            let pairs: Vec<_> = found_links.iter().map(|link| (link.from, link.to)).collect();
+            assert_eq!(pairs, [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]);
+            assert!(found_links.iter().all(|link| link.reaches && link.atomics), "{found_links:?}");
             assert!(found[0].uuid != found[1].uuid && found[1].uuid != found[2].uuid);
             for library in libraries(settings) {
                 let library = library.unwrap();
