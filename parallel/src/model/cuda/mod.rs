@@ -20,7 +20,12 @@ mod shape;
 mod step;
 mod weights;
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    ops::Range,
+    sync::Arc,
+    time::Duration,
+};
 
 use consort_kernels::{
     DType, KernelError,
@@ -170,12 +175,15 @@ impl CudaLlama {
         if graphs.pool != pool.address() || graphs.recorded.len() >= GRAPHS_MAX {
             *graphs = Graphs { recorded: BTreeMap::new(), pool: pool.address() };
         }
-        if !graphs.recorded.contains_key(&frame) {
-            let graph = device.capture(|recorder| layers(recorder, pool))?;
-            tracing::debug!(?frame, launches = graph.launches(), "recorded a decode");
-            graphs.recorded.insert(frame, graph);
-        }
-        Ok(device.launch_graph(&graphs.recorded[&frame])?)
+        let graph = match graphs.recorded.entry(frame) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let graph = device.capture(|recorder| layers(recorder, pool))?;
+                tracing::debug!(?frame, launches = graph.launches(), "recorded a decode");
+                place.insert(graph)
+            }
+        };
+        Ok(device.launch_graph(graph)?)
     }
 
     /// Makes the logits of kept rows.
