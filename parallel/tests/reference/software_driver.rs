@@ -253,7 +253,7 @@ fn asked(row: usize, vocabulary: usize) -> SamplingParams {
         _ => Adjustments { min_tokens: 10, masked_until_min: vec![2, 3], ..Adjustments::default() },
     };
     SamplingParams {
-        temperature: if row % 7 == 0 { 0.0 } else { 0.3 + row as f32 / 50.0 },
+        temperature: if row.is_multiple_of(7) { 0.0 } else { 0.3 + row as f32 / 50.0 },
         top_k: (row % 3 == 1).then_some(1 + row as u32 % 9),
         top_p: if row % 5 == 2 { 0.8 } else { 1.0 },
         min_p: if row % 6 == 3 { 0.05 } else { 0.0 },

@@ -191,10 +191,10 @@ fn software_driver_a_launch_that_fails_ends_its_requests_and_never_hangs_them() 
             // A context of its own is opened anew, and the engine answers again.
             loop {
                 assert!(started.elapsed() < Duration::from_secs(120), "{:?}", engine.status());
-                if let Ok(stream) = engine.generate("a prompt", greedy(8)) {
-                    if stream.collect().await.is_ok() {
-                        break;
-                    }
+                if let Ok(stream) = engine.generate("a prompt", greedy(8))
+                    && stream.collect().await.is_ok()
+                {
+                    break;
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }

@@ -11,8 +11,8 @@ use crate::{
     topology::GPU_MEMORY_UTILIZATION,
 };
 
-const INSTALL_DRIVER: &str = "install NVIDIA's driver for CUDA 12.0 (525.60) or newer; a container must be started with \
-                              the cards (`docker run --gpus all`)";
+const INSTALL_DRIVER: &str = "install NVIDIA's driver for CUDA 12.0 (525.60) or newer; a container must be started \
+                              with the cards (`docker run --gpus all`)";
 const INSTALL_NVRTC: &str = "`pip install nvidia-cuda-nvrtc-cu12` into the active Python environment, or a CUDA \
                              toolkit, or a build with these kernels in it";
 const INSTALL_CUBLASLT: &str =
