@@ -11,8 +11,8 @@ use crate::{
     topology::GPU_MEMORY_UTILIZATION,
 };
 
-const INSTALL_DRIVER: &str = "install NVIDIA's driver for CUDA 12.0 (525.60) or newer; a container must be started with \
-                              the cards (`docker run --gpus all`)";
+const INSTALL_DRIVER: &str = "install NVIDIA's driver for CUDA 12.0 (525.60) or newer; a container must be started \
+                              with the cards (`docker run --gpus all`)";
 const INSTALL_NVRTC: &str = "`pip install nvidia-cuda-nvrtc-cu12` into the active Python environment, or a CUDA \
                              toolkit, or a build with these kernels in it";
 const INSTALL_CUBLASLT: &str =
@@ -20,6 +20,9 @@ const INSTALL_CUBLASLT: &str =
 
 pub(super) fn driver(facts: &Facts) -> Group {
     let mut group = Group::new("driver", "Driver");
+    if let Some(version) = &facts.kernel_module_version {
+        group.fact("kernel module", version);
+    }
     match &facts.driver {
         Driver::Found { file, cuda_version, driver_version } => {
             group.fact("library", file.display().to_string());
