@@ -127,6 +127,7 @@ async fn look(surroundings: &Surroundings) -> Facts {
     Facts {
         version: env!("CARGO_PKG_VERSION"),
         driver: cuda.driver,
+        kernel_module_version: host::kernel_module_version(&surroundings.root),
         cards_on_bus: host::cards_on_bus(&surroundings.root),
         cards: cuda.cards,
         links: cuda.links,

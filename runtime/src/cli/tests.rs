@@ -152,6 +152,10 @@ fn help_tells_the_exit_codes_and_every_flag_of_a_key() {
     {
         assert!(serve.contains(word), "{word} is not in\n{serve}");
     }
+    let doctor = command.find_subcommand_mut("doctor").expect("there").render_long_help().to_string();
+    for word in ["Exit codes:", "--device <LIST>", "[TOPOLOGY]", "--json", "! what -> what to do"] {
+        assert!(doctor.contains(word), "{word} is not in\n{doctor}");
+    }
     for word in ["cuda:GPU-UUID", "--batch-invariant[=<BOOL>]", "do not depend on what else runs"] {
         assert!(serve.contains(word), "{word} is not in\n{serve}");
     }

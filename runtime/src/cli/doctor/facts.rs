@@ -10,6 +10,8 @@ pub(super) struct Facts {
     /// Consort's.
     pub(super) version: &'static str,
     pub(super) driver: Driver,
+    /// Version of the driver's part in the kernel; null where none is loaded.
+    pub(super) kernel_module_version: Option<String>,
     /// NVIDIA's cards on the PCI bus, with or without a driver; null where the bus cannot be read.
     pub(super) cards_on_bus: Option<usize>,
     pub(super) cards: Vec<Card>,

@@ -55,6 +55,12 @@ pub(super) fn cards_on_bus(root: &Path) -> Option<usize> {
     Some(cards.count())
 }
 
+/// Version of NVIDIA's kernel module, if it is loaded.
+pub(super) fn kernel_module_version(root: &Path) -> Option<String> {
+    let version = read(&root.join("sys/module/nvidia/version"))?;
+    Some(version.trim().to_owned()).filter(|version| !version.is_empty())
+}
+
 fn instruction_sets(processors: &str, environment: &Environment) -> InstructionSets {
     let asked = isa_variables().find_map(|name| {
         environment.get(&name).filter(|value| !value.is_empty() && !value.eq_ignore_ascii_case("auto"))
@@ -130,7 +136,9 @@ mod tests {
             write(root, &format!("sys/bus/pci/devices/{device}/vendor"), format!("{vendor}\n"));
             write(root, &format!("sys/bus/pci/devices/{device}/class"), format!("{class}\n"));
         }
+        write(root, "sys/module/nvidia/version", "570.86.15\n");
         let host = look(root, &Environment::empty());
+        assert_eq!(kernel_module_version(root).as_deref(), Some("570.86.15"));
         assert_eq!(host.cpu_model.as_deref(), Some("A Processor @ 2.00GHz"));
         assert_eq!(host.memory_bytes, Some(24_570_412 << 10));
         assert_eq!(host.available_bytes, Some(20_000_000 << 10));
@@ -151,7 +159,7 @@ mod tests {
         let nothing = look(root, &Environment::empty());
         assert_eq!((&nothing.cpu_model, nothing.memory_bytes, nothing.huge_pages), (&None, None, None));
         assert_eq!((&nothing.transparent_huge_pages, nothing.memory_limit_bytes), (&None, None));
-        assert_eq!(cards_on_bus(root), None);
+        assert_eq!((cards_on_bus(root), kernel_module_version(root)), (None, None));
         write(root, "proc/cpuinfo", b"\xff\xfe::: no : sense\nmodel name\n:\n");
         write(
             root,

@@ -12,6 +12,9 @@ use super::{
     facts::{Facts, Variable},
     wanted::Verdict,
 };
+use crate::topology::shown_whole;
+
+const ENVIRONMENT: &str = "environment";
 
 /// All of it, as `--json` shows it.
 #[derive(Serialize)]
@@ -60,6 +63,13 @@ impl Group {
         self.lines.push(Line::Fact { label: label.into(), text: text.into() });
     }
 
+    fn label_widths(&self) -> impl Iterator<Item = usize> {
+        self.lines.iter().filter_map(|line| match line {
+            Line::Fact { label, .. } => Some(label.width()),
+            Line::Gap(_) => None,
+        })
+    }
+
     fn gap(&mut self, what: impl Into<String>, remedy: impl Into<String>) {
         self.lines.push(Line::Gap(Gap { about: self.about, what: what.into(), remedy: remedy.into() }));
     }
@@ -90,25 +100,31 @@ pub(super) fn report<'a>(facts: &'a Facts, asked: Option<&'a Verdict>) -> Report
 }
 
 impl Report<'_> {
+    #[cfg(test)]
+    pub(super) fn can_serve(&self) -> &[String] {
+        &self.can_serve
+    }
+
     /// For people: groups, each with aligned lines; a gap is one line, `! what -> what to do`.
     pub(super) fn text(&self) -> String {
-        let labels = self.groups.iter().flat_map(|group| &group.lines).filter_map(|line| match line {
-            Line::Fact { label, .. } => Some(label.width()),
-            Line::Gap(_) => None,
-        });
-        let width = labels.max().unwrap_or(0);
+        // Names of variables are longer than all labels: they make room for themselves alone.
+        let ours = self.groups.iter().filter(|group| group.about != ENVIRONMENT);
+        let common = ours.flat_map(Group::label_widths).max();
         let mut text = format!("Consort {}\n", self.facts.version);
         for group in &self.groups {
+            let width = group.label_widths().max().max(common).unwrap_or(0);
             // Writing to a string does not fail.
             let _ = writeln!(text, "\n{}", group.title);
             for line in &group.lines {
-                let _ = match line {
+                let line = match line {
                     Line::Fact { label, text: fact } => {
                         let pad = width - label.width();
-                        writeln!(text, "{}", format!("  {label}{:pad$}  {fact}", "").trim_end())
+                        format!("  {label}{:pad$}  {fact}", "")
                     }
-                    Line::Gap(gap) => writeln!(text, "  ! {} -> {}", gap.what, gap.remedy),
+                    Line::Gap(gap) => format!("  ! {} -> {}", gap.what, gap.remedy),
                 };
+                // Names come from drivers, files and variables: none of them moves a terminal's cursor.
+                let _ = writeln!(text, "{}", shown_whole(line.trim_end()));
             }
         }
         text
@@ -116,9 +132,14 @@ impl Report<'_> {
 }
 
 fn environment(variables: &[Variable]) -> Group {
-    let mut group = Group::new("environment", "Environment");
+    let mut group = Group::new(ENVIRONMENT, "Environment");
     for Variable { name, value } in variables {
-        group.fact(name, value.as_deref().unwrap_or("(set; its value is not shown)"));
+        let shown = match value.as_deref() {
+            Some("") => "(set, and empty)",
+            Some(value) => value,
+            None => "(set; its value is not shown)",
+        };
+        group.fact(name, shown);
     }
     group
 }
@@ -141,9 +162,12 @@ fn asked_for(verdict: &Verdict, facts: &Facts) -> Group {
             None => "--device".to_owned(),
         };
         let card = facts.cards.iter().find(|card| Some(card.ordinal) == answer.card);
-        let meant = card.map_or_else(String::new, |card| format!(", {} {}", card.label(), card.name));
+        let meant = card.map_or_else(String::new, |card| match card.label() {
+            known if known == answer.device => format!(" ({})", card.name),
+            label => format!(" ({label}, {})", card.name),
+        });
         let can = if answer.is_usable { "can be used" } else { "cannot be used" };
-        group.fact(label, format!("{}: {can}{meant}", answer.device));
+        group.fact(label, format!("{}{meant} {can}", answer.device));
     }
     group.lines.extend(verdict.gaps.iter().cloned().map(Line::Gap));
     group

@@ -3,13 +3,15 @@
 use super::facts::Variable;
 use crate::topology::{Environment, is_key_name_variable, is_plain_name, setting_variables, shown_whole};
 
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
 /// Those besides the settings of a topology.
 const OTHERS: [&str; 11] = [
     "CONSORT_CUDA_LIB_PATH",
     "CONSORT_CACHE_DIR",
     "CUDA_HOME",
     "CUDA_PATH",
-    "CUDA_VISIBLE_DEVICES",
+    VISIBLE,
     "CUDA_DEVICE_ORDER",
     "CONDA_PREFIX",
     "LD_LIBRARY_PATH",
@@ -27,7 +29,8 @@ pub(super) fn set(environment: &Environment) -> Vec<Variable> {
         .filter_map(|name| environment.get(name))
         .collect();
     let mut found = Vec::new();
-    for (name, value) in environment.iter().filter(|(_, value)| !value.is_empty()) {
+    // An empty variable is as good as none, but for the one that then hides all cards.
+    for (name, value) in environment.iter().filter(|(name, value)| !value.is_empty() || *name == VISIBLE) {
         let is_known = OTHERS.contains(&name) || settings.iter().any(|setting| setting == name);
         if !is_known && !name.starts_with("CONSORT_") {
             continue;
@@ -66,6 +69,7 @@ mod tests {
             ("CUDA_VISIBLE_DEVICES", "0,1"),
         ];
         assert_eq!(shown, expected.map(|(name, value)| (name.to_owned(), Some(value.to_owned()))));
+        assert_eq!(set_of(&[("CUDA_VISIBLE_DEVICES", "")]), [(VISIBLE.to_owned(), Some(String::new()))]);
     }
 
     #[test]

@@ -20,6 +20,9 @@ const INSTALL_CUBLASLT: &str =
 
 pub(super) fn driver(facts: &Facts) -> Group {
     let mut group = Group::new("driver", "Driver");
+    if let Some(version) = &facts.kernel_module_version {
+        group.fact("kernel module", version);
+    }
     match &facts.driver {
         Driver::Found { file, cuda_version, driver_version } => {
             group.fact("library", file.display().to_string());

@@ -31,7 +31,7 @@ fn instruction_sets(isa: &InstructionSets, group: &mut Group) {
     let is_available = |name: &str| isa.available.iter().any(|one| one.eq_ignore_ascii_case(name.trim()));
     if let Some(asked) = isa.asked.as_deref().filter(|asked| !is_available(asked)) {
         group.gap(
-            format!("the environment asks for the instruction set {}, which is not to be had", shown(asked)),
+            format!("the environment asks for the instruction set {}, which is not to be had", asked.trim()),
             format!("unset CONSORT_CPU_ISA, or let it be one of {}", isa.available.join(", ")),
         );
     }
@@ -75,8 +75,8 @@ fn pages(host: &Host, group: &mut Group) {
     }
     let Some(pages) = host.huge_pages else { return };
     let aside = pages.free.saturating_mul(pages.page_bytes);
-    let each = size(pages.page_bytes);
-    group.fact("", format!("explicit: {} of {each}, {} free; not used", pages.total, pages.free));
+    let each = pages.page_bytes >> 10;
+    group.fact("", format!("explicit: {} of {each} KiB, {} free; not used", pages.total, pages.free));
     if host.memory_bytes.is_some_and(|all| aside > all / SET_ASIDE_PART) {
         group.gap(
             format!("{} are set aside as explicit huge pages, which Consort does not use", size(aside)),
@@ -99,8 +99,4 @@ fn locked_memory(facts: &Facts, group: &mut Group) {
              adapters between machines need it, copies to cards of this machine seldom do",
         );
     }
-}
-
-fn shown(word: &str) -> String {
-    crate::topology::shown_whole(word)
 }
