@@ -393,7 +393,8 @@ async fn a_gpu_that_is_not_there_is_refused_with_what_is_missing_within_a_second
     let folder = checkpoint();
     let on = |devices: &str| {
         let devices = devices.to_owned();
-        tiny(&folder, 2).with_overrides(move |overrides| overrides.devices = Some(devices))
+        let builder = tiny(&folder, 2).dtype("bfloat16");
+        builder.with_overrides(move |overrides| overrides.devices = Some(devices))
     };
     let devices = "cuda:98,cuda:GPU-00112233-4455-6677-8899-aabbccddeeff";
     let started = std::time::Instant::now();

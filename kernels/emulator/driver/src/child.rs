@@ -72,6 +72,8 @@ fn run_again(test: &str, environment: &[(&str, &str)]) -> (Option<ExitStatus>, S
             command.env_remove(name);
         }
     }
+    // What is compiled here is of no use elsewhere.
+    command.env("CONSORT_CACHE_DIR", folder().join("cache"));
     command.env(CHILD, test).env("CONSORT_CUDA_LIB_PATH", folder()).envs(environment.iter().copied());
     let mut child = command.spawn().expect("the test program starts again");
     drop(command);
