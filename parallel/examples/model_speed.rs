@@ -74,6 +74,7 @@ fn one_rank(
         block_size: BLOCK_SIZE,
         max_num_seqs: 512,
         max_model_len: 4096,
+        num_blocks: 4096,
         step_limit: STEP_LIMIT,
         deterministic: true,
     };

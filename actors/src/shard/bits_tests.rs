@@ -72,6 +72,7 @@ fn executors(checkpoint: &Checkpoint, setup: Setup) -> Vec<ModelExecutor> {
         block_size: BLOCK_SIZE,
         max_num_seqs: setup.budget,
         max_model_len: 4096,
+        num_blocks: 4096,
         step_limit: STEP_LIMIT,
         deterministic: true,
     };

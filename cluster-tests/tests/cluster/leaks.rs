@@ -26,6 +26,7 @@ const OPTIONS: LoadOptions = LoadOptions {
     block_size: 16,
     max_num_seqs: 32,
     max_model_len: 4096,
+    num_blocks: 4096,
     step_limit: STEP_LIMIT,
     deterministic: true,
 };

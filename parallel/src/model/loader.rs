@@ -30,6 +30,8 @@ pub struct LoadOptions {
     pub max_num_seqs: usize,
     /// Most tokens of one sequence.
     pub max_model_len: usize,
+    /// KV blocks of the pool: sequences of one step hold no more together.
+    pub num_blocks: usize,
     /// Longest wait for a device to do a step, before it is taken to hang.
     pub step_limit: Duration,
     /// Whether a request's tokens must not depend on its company, at the price of slower kernels. A CPU's never do,

@@ -168,6 +168,7 @@ fn scattered(
         block_size: BLOCK_SIZE,
         max_num_seqs: BUDGET,
         max_model_len: 4096,
+        num_blocks: 4096,
         step_limit: STEP_LIMIT,
         deterministic: true,
     };

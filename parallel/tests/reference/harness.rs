@@ -117,6 +117,7 @@ pub(crate) fn teacher_forced_weighted(
         block_size: BLOCK_SIZE,
         max_num_seqs: chunk,
         max_model_len: 4096,
+        num_blocks: 4096,
         step_limit: STEP_LIMIT,
         deterministic: place != Place::Cuda { deterministic: false },
     };

@@ -285,7 +285,7 @@ fn ensemble_spec(topology: &Topology, checkpoint: &Arc<Checkpoint>, plan: Plan) 
     let factory = ModelFactory {
         checkpoint: Arc::clone(checkpoint),
         partition: plan.partition,
-        options: load_options(topology, plan.dtype, max_model_len),
+        options: load_options(topology, plan.dtype, max_model_len, num_blocks),
         num_blocks,
         devices: topology.devices().to_vec(),
         threads_per_rank: plan.threads_per_rank,

@@ -3,6 +3,7 @@
 use consort_kernels::{
     KernelError,
     cuda::{
+        arch::Arch,
         device::{CudaError, DeviceFacts, Selector, devices},
         settings::Settings,
     },
@@ -73,11 +74,31 @@ impl Cards {
                 return Err(CudaError::NoDevice { wanted: wanted[at].to_string(), reason });
             }
         }
+        for card in &facts {
+            let (major, minor) = card.capability;
+            Arch::of_device(major, minor).map_err(|error| CudaError::TooOld {
+                ordinal: card.ordinal,
+                name: card.name.clone(),
+                reason: error.to_string(),
+            })?;
+            let unreached =
+                facts.iter().find(|peer| peer.ordinal != card.ordinal && !card.peers.contains(&peer.ordinal));
+            if let Some(peer) = unreached {
+                return Err(CudaError::NoDevice {
+                    wanted: format!("cuda:{}", peer.ordinal),
+                    reason: format!(
+                        "cuda:{} cannot use its memory, and ranks sum over each other's (`consort doctor` shows which \
+                         cards can)",
+                        card.ordinal
+                    ),
+                });
+            }
+        }
         Ok(Some(Cards { facts }))
     }
 
     /// Blocks that fit on every card beside weights and activations, in `utilization` of its memory. Computed from
-    /// headers alone.
+    /// headers alone; the options' number of blocks is not read.
     pub(super) fn memory(
         &self,
         config: &ModelConfig,
@@ -88,12 +109,18 @@ impl Cards {
         let mut least: Option<CardMemory> = None;
         for ((rank, card), share) in self.facts.iter().enumerate().zip(partition.shares()) {
             let of = Rank(rank as u16);
-            let model_bytes =
-                model::cuda::memory_bytes(config, partition, of, options, card.multiprocessors)?;
             let layout = model::kv_layout(config, share, options.dtype, options.block_size)?;
-            let usable_bytes = (card.memory_bytes as f64 * utilization) as u64;
+            // Others may have taken some of it.
+            let usable_bytes = ((card.memory_bytes as f64 * utilization) as u64)
+                .min(card.free_bytes.unwrap_or(card.memory_bytes));
+            let blocks_in =
+                |bytes: u64| (bytes / layout.block_bytes().max(1)).min(u64::from(u32::MAX)) as usize;
+            // Scratch memory grows with the pool, slowly: that of a pool which fills the card is enough for any.
+            let options = LoadOptions { num_blocks: blocks_in(usable_bytes), ..*options };
+            let model_bytes =
+                model::cuda::memory_bytes(config, partition, of, &options, card.multiprocessors)?;
             let left = usable_bytes.saturating_sub(model_bytes);
-            let blocks = (left / layout.block_bytes().max(1)).min(u64::from(u32::MAX)) as usize;
+            let blocks = blocks_in(left);
             let (ordinal, memory_bytes) = (card.ordinal, card.memory_bytes);
             let here = CardMemory { blocks, rank, ordinal, memory_bytes, usable_bytes, model_bytes };
             if least.is_none_or(|least| blocks < least.blocks) {

@@ -111,7 +111,7 @@ impl Draft {
         };
         let on_cards = match (&partition, cards) {
             (Some(partition), Some(cards)) => {
-                let options = load_options(topology, dtype, max_model_len);
+                let options = load_options(topology, dtype, max_model_len, 0);
                 cards.memory(config, partition, &options, topology.gpu_memory_utilization())
             }
             _ => Ok(None),
@@ -247,13 +247,19 @@ fn num_blocks(
 }
 
 /// What a rank's model is loaded for.
-pub(super) fn load_options(topology: &Topology, dtype: DType, max_model_len: usize) -> LoadOptions {
+pub(super) fn load_options(
+    topology: &Topology,
+    dtype: DType,
+    max_model_len: usize,
+    num_blocks: usize,
+) -> LoadOptions {
     LoadOptions {
         dtype,
         max_batch_tokens: topology.max_num_batched_tokens(),
         block_size: topology.block_size(),
         max_num_seqs: topology.max_num_seqs(),
         max_model_len,
+        num_blocks,
         step_limit: STEP_LIMIT,
         deterministic: topology.batch_invariant(),
     }

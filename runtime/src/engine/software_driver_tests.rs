@@ -90,11 +90,11 @@ fn software_driver_engines_on_one_and_three_devices_say_what_the_cpu_says() {
                 engine.shutdown(Duration::from_secs(5)).await;
                 // Both round the same inputs of the same products to BF16: only near ties may go the other way, and
                 // then what follows is another text.
-                for ((token, _), (theirs, margin)) in got.iter().zip(&expected) {
-                    if token != theirs {
-                        assert!(*margin < 0.05, "{devices}: {token} instead of {theirs}, {margin} ahead");
-                        break;
-                    }
+                let differs = got.iter().zip(&expected).position(|((token, _), (theirs, _))| token != theirs);
+                if let Some(at) = differs {
+                    let ((token, _), (theirs, margin)) = (got[at], expected[at]);
+                    assert!(at >= 6, "{devices}: too few tokens are compared");
+                    assert!(margin < 0.05, "{devices}: {token} instead of {theirs}, {margin} ahead");
                 }
             }
         });
@@ -165,7 +165,7 @@ fn software_driver_requests_over_three_devices_get_together_what_each_gets_alone
             let folder = checkpoint();
             let engine = tiny(&folder, "cuda:0,cuda:1,cuda:2").batch_invariant(true);
             let engine = engine.start().await.expect("it starts");
-            together_and_alone(&engine, &requests(4, 12)).await;
+            together_and_alone(&engine, &requests(16, 8)).await;
             engine.shutdown(Duration::from_secs(5)).await;
         });
     });

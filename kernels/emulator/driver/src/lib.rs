@@ -23,7 +23,9 @@
 //! in one arena are told apart.
 //!
 //! Not found: what the host reads or writes without waiting (in lazy order it sees that data is not there yet), and
-//! conflicts among grids that exchange flags, after their last flag. Not offered: managed memory, memory pools,
+//! conflicts among grids that exchange flags, after their last flag, and a missing order between two threads of the
+//! host, which count as one: what one of them waited for is in order before all that any of them enqueues later. Not
+//! offered: managed memory, memory pools,
 //! clusters, allocations and graphs within a captured graph, default streams of threads. No result was ever compared
 //! with a real driver's.
 

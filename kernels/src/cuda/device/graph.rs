@@ -41,7 +41,7 @@ impl CudaDevice {
         };
         let capture = Capture::begin(&stream)?;
         record(&Recorder { device: self, stream: &stream })?;
-        let executable = capture.end()?;
+        let executable = capture.end(&self.compute)?;
         let mut arenas = lock(&self.arenas);
         arenas.retain(|arena| arena.strong_count() > 0);
         let kept = arenas.iter().filter_map(std::sync::Weak::upgrade).collect();

@@ -121,6 +121,12 @@ impl CudaDevice {
         Ok(())
     }
 
+    /// Gives up all of this device's memory: somebody may use it for ever. `doing` is what was waited for in vain. From
+    /// now on dropping what lies in it gives nothing back and waits for nothing.
+    pub fn abandon(&self, doing: &str) {
+        self.context.abandon(doing);
+    }
+
     /// Waits until nothing that is about to be given back is in use; gives the device up where that takes too long.
     fn settle(&self) {
         if self.context.is_abandoned() || self.context.check_lost().is_err() {

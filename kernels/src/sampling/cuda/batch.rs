@@ -78,6 +78,11 @@ impl Batch {
         self.shape.filters |= top_k != 0 || top_p;
     }
 
+    /// Changes of logits that [`Batch::push`] would add.
+    pub fn changes_of(params: &SamplingParams, history: &TokenHistory) -> usize {
+        params.adjustments.changes(history).len()
+    }
+
     /// How much it asks for.
     pub fn shape(&self) -> BatchShape {
         self.shape

@@ -50,27 +50,25 @@ pub(super) struct Group {
 pub(super) fn groups(requests: &[RowRequest<'_>], vocabulary: usize) -> Result<Vec<Group>, ModelError> {
     let (nobody, nothing) =
         (SamplingParams { temperature: 0.0, ..SamplingParams::default() }, TokenHistory::default());
+    let changes_max = changes_max(vocabulary);
     let mut groups: Vec<Group> = Vec::new();
     for (at, request) in requests.iter().enumerate() {
-        let push = |batch: &mut Batch| match &request.draw {
-            Some(draw) => batch.push(draw.sampling, draw.history, draw.position),
-            None => batch.push(&nobody, &nothing, 0),
-        };
-        if let Some(group) = groups.last_mut().filter(|group| group.rows.len() < LOGIT_ROWS_MAX) {
-            let mut longer = group.batch.clone();
-            push(&mut longer);
-            if longer.shape().entries <= changes_max(vocabulary) {
-                (group.batch, group.rows.end) = (longer, at + 1);
-                continue;
-            }
-        }
-        let mut batch = Batch::new();
-        push(&mut batch);
-        let changes = batch.shape().entries;
-        if changes > changes_max(vocabulary) {
+        let (sampling, history, position) =
+            request.draw.map_or((&nobody, &nothing, 0), |draw| (draw.sampling, draw.history, draw.position));
+        let changes = Batch::changes_of(sampling, history);
+        if changes > changes_max {
             return Err(ModelError::Batch(format!("{changes} changes of logits in one row")));
         }
-        groups.push(Group { rows: at..at + 1, batch });
+        let has_room = |group: &Group| {
+            group.rows.len() < LOGIT_ROWS_MAX && group.batch.shape().entries + changes <= changes_max
+        };
+        if !groups.last().is_some_and(has_room) {
+            groups.push(Group { rows: at..at, batch: Batch::new() });
+        }
+        if let Some(group) = groups.last_mut() {
+            group.batch.push(sampling, history, position);
+            group.rows.end = at + 1;
+        }
     }
     Ok(groups)
 }

@@ -85,8 +85,13 @@ impl Group {
         // the same operations in the same order, since all get the same steps.
         let peers =
             unsafe { Peers::new(rank, &addresses, capacity as usize, abort.address(0), multiprocessors)? };
-        let word = abort.clone();
-        comm.on_abort(Box::new(move || word.set(0, 1)));
+        // The group may keep the notice for longer than the device lives.
+        let word = Arc::downgrade(&abort);
+        comm.on_abort(Box::new(move || {
+            if let Some(word) = word.upgrade() {
+                word.set(0, 1);
+            }
+        }));
         Ok(Group {
             peers,
             _abort: abort,
@@ -114,6 +119,20 @@ impl Group {
         self.under_way = None;
     }
 
+    /// Before the first launch of a step. What a driver does to make or destroy a graph may wait for peers' devices: so
+    /// all ranks have done it before the device of any waits for the others'.
+    pub(super) fn meet(&self, comm: &mut dyn Collective) -> Result<(), ModelError> {
+        Ok(comm.barrier()?)
+    }
+
+    /// For a rank that could not join: nobody shall touch its memory, whose address the others may know.
+    pub(super) fn give_up(device: &CudaDevice, comm: &mut dyn Collective) {
+        comm.abort_handle().abort(&format!("{} could not join", comm.rank()));
+        if !comm.shared_work().close_and_wait(SETTLE_LIMIT) {
+            device.abandon("a peer's work in this rank's memory to end");
+        }
+    }
+
     /// Before this rank's memory is given back: nobody shall touch it any more. False if somebody may.
     pub(super) fn leave(mut self, device: &CudaDevice) -> bool {
         self.abort_handle.abort("a rank gives its device's memory back");
@@ -136,7 +155,8 @@ impl Group {
         device.download(area.slice(AREA_WORDS - STOP_WORDS..AREA_WORDS), &mut words, limit)?;
         self.end();
         match Stopped::of_words(words) {
-            // Whatever happened to the group since, this rank's work was done.
+            // Whatever happened to the group since, this rank's work was done. Where a peer has stopped, what it left
+            // may be wrong: a step counts only if every rank gives its result, and that one gives none.
             None => return Ok(()),
             Some(Stopped { why: Why::PeerLate, peer, .. }) => {
                 let (rank, late) = (comm.rank(), Rank(peer as u16));

@@ -32,7 +32,7 @@ use consort_kernels::{
     attention::cuda::Frame,
     cuda::{
         Launcher,
-        device::{Arena, ArenaPlan, CudaDevice, DeviceBuffer, Graph, UploadError, Uploader},
+        device::{Arena, ArenaPlan, CudaDevice, CudaError, DeviceBuffer, Graph, UploadError, Uploader},
     },
     element::bf16,
 };
@@ -60,8 +60,8 @@ use crate::{
 /// Longest wait for the weights' last copies.
 const UPLOAD_LIMIT: Duration = Duration::from_secs(600);
 
-/// Graphs kept at most: a few for each size of batch. Beyond, all are recorded anew.
-const GRAPHS_MAX: usize = 256;
+/// Graphs kept at most: a few for each size of batch.
+const GRAPHS_MAX: usize = 128;
 
 /// Page-locked memory of each loading thread, twice.
 const UPLOAD_CHUNK_BYTES: usize = 16 << 20;
@@ -76,8 +76,7 @@ pub(super) struct CudaLlama {
     shape: RankShape,
     weights: Weights,
     buffers: Buffers,
-    /// `None` only while it is dropped.
-    arena: Option<Arena>,
+    arena: Arena,
     /// `None` before the first meeting, and for a rank alone.
     group: Option<Group>,
     kv_layout: KvLayout,
@@ -91,8 +90,47 @@ pub(super) struct CudaLlama {
 /// Recorded decodes over one pool of pages and in one life of the group.
 #[derive(Default)]
 struct Graphs {
-    recorded: BTreeMap<Frame, Graph>,
+    /// With the time of their last use.
+    recorded: BTreeMap<Frame, (Graph, u64)>,
     pool: u64,
+    time: u64,
+}
+
+impl Graphs {
+    /// The graph of a frame over the pool at an address, made by `record` where there is none. Of too many the one
+    /// goes that was not used for the longest time. `None` where the device has no memory for another: then a step
+    /// does without.
+    fn get(
+        &mut self,
+        frame: Frame,
+        pool: u64,
+        record: impl FnOnce() -> Result<Graph, KernelError>,
+    ) -> Result<Option<&Graph>, KernelError> {
+        if self.pool != pool {
+            *self = Graphs { pool, ..Graphs::default() };
+        }
+        self.time += 1;
+        if !self.recorded.contains_key(&frame) && self.recorded.len() >= GRAPHS_MAX {
+            let oldest = self.recorded.iter().min_by_key(|(_, (_, used))| *used).map(|(frame, _)| *frame);
+            oldest.map(|frame| self.recorded.remove(&frame));
+        }
+        let (graph, used) = match self.recorded.entry(frame) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => match record() {
+                Ok(graph) => {
+                    tracing::debug!(?frame, launches = graph.launches(), "recorded a decode");
+                    place.insert((graph, 0))
+                }
+                Err(KernelError::Cuda(error)) if matches!(*error, CudaError::OutOfMemory { .. }) => {
+                    tracing::warn!(%error, "no memory for a graph; its decodes are launched one by one");
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        *used = self.time;
+        Ok(Some(graph))
+    }
 }
 
 /// Bytes of device memory that a rank's weights and activations take, known from headers alone.
@@ -153,7 +191,7 @@ impl CudaLlama {
             shape,
             weights,
             buffers,
-            arena: Some(arena),
+            arena,
             group: None,
             max_batch_tokens: options.max_batch_tokens,
             step_limit: options.step_limit,
@@ -163,7 +201,12 @@ impl CudaLlama {
     }
 
     /// Enqueues a step, or replays its graph, recorded now where it is the first of its kind.
-    fn enqueue(&mut self, numbers: &StepNumbers, pool: &mut DeviceBuffer<bf16>) -> Result<(), KernelError> {
+    fn enqueue(
+        &mut self,
+        numbers: &StepNumbers,
+        pool: &mut DeviceBuffer<bf16>,
+        comm: &mut dyn Collective,
+    ) -> Result<(), ModelError> {
         let CudaLlama { graphs, device, shape, weights, buffers, group, .. } = self;
         let words = numbers.words();
         device.upload(words, buffers.numbers.slice_mut(0..words.len()))?;
@@ -171,19 +214,20 @@ impl CudaLlama {
         let mut layers = |launcher: &dyn Launcher, pool: &mut DeviceBuffer<bf16>| {
             Step { launcher, shape, weights, buffers, pool, peers, numbers }.layers()
         };
-        let Some(frame) = numbers.frame else { return layers(&**device, pool) };
-        if graphs.pool != pool.address() || graphs.recorded.len() >= GRAPHS_MAX {
-            *graphs = Graphs { recorded: BTreeMap::new(), pool: pool.address() };
-        }
-        let graph = match graphs.recorded.entry(frame) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => {
-                let graph = device.capture(|recorder| layers(recorder, pool))?;
-                tracing::debug!(?frame, launches = graph.launches(), "recorded a decode");
-                place.insert(graph)
+        let graph = match numbers.frame {
+            Some(frame) => {
+                graphs.get(frame, pool.address(), || device.capture(|recorder| layers(recorder, pool)))?
             }
+            None => None,
         };
-        Ok(device.launch_graph(graph)?)
+        if let Some(group) = &*group {
+            group.meet(comm)?;
+        }
+        match graph {
+            Some(graph) => device.launch_graph(graph).map_err(KernelError::from)?,
+            None => layers(&**device, pool)?,
+        }
+        Ok(())
     }
 
     /// Makes the logits of kept rows.
@@ -238,7 +282,12 @@ impl Model for CudaLlama {
         self.graphs = Graphs::default();
         self.group = None;
         if comm.size() > 1 {
-            self.group = Some(Group::join(&self.device, &mut self.buffers, comm)?);
+            let joined = Group::join(&self.device, &mut self.buffers, comm);
+            if joined.is_err() {
+                // Others may know the addresses already.
+                Group::give_up(&self.device, comm);
+            }
+            self.group = Some(joined?);
         }
         Ok(())
     }
@@ -269,7 +318,7 @@ impl Model for CudaLlama {
         self.kept_rows = 0;
         let numbers = StepNumbers::new(batch, &self.shape, blocks, true)?;
         self.begin_group_work(comm)?;
-        self.enqueue(&numbers, kv.device_pages_mut()?)?;
+        self.enqueue(&numbers, kv.device_pages_mut()?, comm)?;
         self.kept_rows = batch.output_rows.len();
         if self.kept_rows == 0 {
             // Nobody waits for this step's results, and nobody else tells of its end.
@@ -333,7 +382,7 @@ impl Model for CudaLlama {
     }
 
     fn workspace_bytes(&self) -> u64 {
-        self.arena.as_ref().map_or(0, Arena::bytes) - self.weights.bytes()
+        self.arena.bytes() - self.weights.bytes()
     }
 }
 
@@ -342,9 +391,7 @@ impl Drop for CudaLlama {
     fn drop(&mut self) {
         let Some(group) = self.group.take() else { return };
         if !group.leave(&self.device) {
-            let ordinal = self.device.facts().ordinal;
-            tracing::error!(ordinal, "a peer's work does not end: the memory of this rank is not given back");
-            std::mem::forget(self.arena.take());
+            self.device.abandon("a peer's work in this rank's memory to end");
         }
     }
 }

@@ -97,7 +97,9 @@ impl RankShape {
             rows_max: options.max_batch_tokens.max(bucket_of(sequences_max).unwrap_or(0)),
             sequences_max,
             table_len_max: sequences_max.saturating_mul(blocks_of_one),
-            keys_max: sequences_max.saturating_mul(options.max_model_len),
+            keys_max: sequences_max
+                .saturating_mul(options.max_model_len)
+                .min(options.num_blocks.saturating_mul(options.block_size)),
         })
     }
 

@@ -42,7 +42,7 @@ impl<'a> Capture<'a> {
         Ok(Capture { stream, ended: false })
     }
 
-    pub(in crate::cuda::device) fn end(mut self) -> Result<Executable, CudaError> {
+    pub(in crate::cuda::device) fn end(mut self, launches: &Stream) -> Result<Executable, CudaError> {
         let context = &self.stream.context;
         let mut recorded = Recorded { context, handle: std::ptr::null_mut() };
         context.call("cuStreamEndCapture", "record a graph", || {
@@ -62,9 +62,9 @@ impl<'a> Capture<'a> {
         })?;
         let executable = Executable { context: context.clone(), handle, nodes };
         context.call("cuGraphUpload", "make a graph ready", || {
-            // SAFETY: an executable graph, and a stream that records no longer. Takes the graph's memory now, not at
-            // its first replay.
-            unsafe { sys::cuGraphUpload(handle, self.stream.handle) }
+            // SAFETY: an executable graph and a stream of its context. Takes the graph's memory now, not at its first
+            // replay, with which it is in order.
+            unsafe { sys::cuGraphUpload(handle, launches.handle) }
         })?;
         Ok(executable)
     }
