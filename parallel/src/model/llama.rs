@@ -13,7 +13,7 @@ use consort_kernels::{
 };
 
 use super::{
-    HostModel, ModelError, kv_layout,
+    HostModel, ModelError, check_layout, check_logit_rows, kv_layout,
     layers::{
         Activations, LogitGather, ParallelAttention, ParallelMlp, StepGeometry, VocabParallelEmbedding,
     },
@@ -155,12 +155,7 @@ impl<T: KvElement> HostModel for Llama<T> {
         kv: &mut KvStore,
         comm: &mut dyn Collective,
     ) -> Result<(), ModelError> {
-        if *kv.layout() != self.kv_layout {
-            let (got, expected) = (kv.layout(), self.kv_layout);
-            return Err(ModelError::Batch(format!(
-                "the KV store is laid out as {got:?}, the model as {expected:?}"
-            )));
-        }
+        check_layout(kv, &self.kv_layout)?;
         let block_size = self.kv_layout.pages.block_size();
         batch.check(self.max_batch_tokens, self.config.vocab_size, block_size, kv.num_blocks())?;
         let (device, rows) = (self.device.clone(), batch.tokens.len());
@@ -196,13 +191,7 @@ impl<T: KvElement> HostModel for Llama<T> {
     }
 
     fn logits(&mut self, rows: Range<usize>, comm: &mut dyn Collective) -> Result<&mut [f32], ModelError> {
-        if rows.start > rows.end || rows.end > self.kept_rows || rows.len() > LogitGather::ROWS_MAX {
-            return Err(ModelError::Batch(format!(
-                "logits of rows {rows:?} were asked for; {} rows are kept and {} can be had at once",
-                self.kept_rows,
-                LogitGather::ROWS_MAX
-            )));
-        }
+        check_logit_rows(&rows, self.kept_rows, LogitGather::ROWS_MAX)?;
         let width = self.config.hidden_size;
         let head = self.head.as_ref().unwrap_or(self.embedding.table());
         self.gather.forward(&self.device, self.kept.view(rows.start * width..rows.end * width), head, comm)

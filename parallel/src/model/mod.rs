@@ -124,3 +124,22 @@ pub fn kv_layout(
     let pages = PageShape::new(block_size, share.kv_heads.len(), config.head_dim)?;
     Ok(KvLayout { pages, num_layers: config.num_layers, dtype })
 }
+
+/// Refuses pages that are not laid out as the model reads them.
+fn check_layout(kv: &KvStore, expected: &KvLayout) -> Result<(), ModelError> {
+    let got = kv.layout();
+    if got == expected {
+        return Ok(());
+    }
+    Err(ModelError::Batch(format!("the KV store is laid out as {got:?}, the model as {expected:?}")))
+}
+
+/// Refuses logits of rows that are not kept, and of too many at once.
+fn check_logit_rows(rows: &Range<usize>, kept: usize, rows_max: usize) -> Result<(), ModelError> {
+    if rows.start <= rows.end && rows.end <= kept && rows.len() <= rows_max {
+        return Ok(());
+    }
+    Err(ModelError::Batch(format!(
+        "logits of rows {rows:?} were asked for; {kept} rows are kept and {rows_max} can be had at once"
+    )))
+}

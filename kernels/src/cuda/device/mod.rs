@@ -104,14 +104,6 @@ impl CudaDevice {
         self.kernels.load_all(&self.context)
     }
 
-    /// Lets kernels here use memory of `other`. Nothing happens where they are the same device.
-    pub fn enable_peer(&self, other: &CudaDevice) -> Result<(), CudaError> {
-        if self.facts.ordinal == other.facts.ordinal {
-            return Ok(());
-        }
-        self.context.enable_peer(&other.context)
-    }
-
     /// Waits until all work enqueued so far, copies included, is done. `doing` completes "the device did not ...".
     pub fn synchronize(&self, doing: &str, limit: Duration) -> Result<(), CudaError> {
         wait::until(&self.context, doing, limit, || {

@@ -4,7 +4,10 @@ use std::{ops::Range, time::Duration};
 
 use consort_kernels::{
     KernelError,
-    cuda::{Launcher, device::CudaDevice},
+    cuda::{
+        Launcher,
+        device::{CudaDevice, DeviceBuffer},
+    },
     sampling::{
         SamplingParams, TokenHistory,
         cuda::{
@@ -120,12 +123,7 @@ impl Rows<'_> {
         let (words, entries) = (batch.row_words().len(), batch.entry_words().len());
         self.device.upload(batch.row_words(), b.draw_rows.slice_mut(0..words))?;
         self.device.upload(batch.entry_words(), b.draw_entries.slice_mut(0..entries))?;
-        let requests = Requests {
-            shape,
-            rows: b.draw_rows.slice(0..words),
-            entries: b.draw_entries.slice(0..entries),
-            slice: Slice { first: 0, width: self.shape.vocabulary },
-        };
+        let requests = on_device(batch, &b.draw_rows, &b.draw_entries, self.shape.vocabulary);
         let logits = shape.rows * self.shape.vocabulary;
         let standings = 0..sampling::standing_words(shape.rows);
         let mut workspace = Workspace::new(b.draw_scratch.all_mut(), LOGIT_ROWS_MAX)?;
@@ -179,20 +177,14 @@ impl Rows<'_> {
             device.upload(&chosen, b.chosen.slice_mut(0..rows))?;
             device.upload(&pairs, b.wanted.slice_mut(0..pairs.len()))?;
             let slice = Slice { first: 0, width: self.shape.vocabulary };
-            let requests = changed.map(|batch| {
-                let (words, entries) = (batch.row_words().len(), batch.entry_words().len());
-                let requests = Requests {
-                    shape: batch.shape(),
-                    rows: b.draw_rows.slice(0..words),
-                    entries: b.draw_entries.slice(0..entries),
-                    slice,
-                };
+            let changed = changed.map(|batch| {
+                let requests = on_device(batch, &b.draw_rows, &b.draw_entries, slice.width);
                 (requests, b.before.slice(0..batch.shape().entries))
             });
             let wanted = Wanted {
                 rows: b.wanted.slice(0..pairs.len()),
                 tokens: b.chosen.slice(0..rows),
-                changed: requests,
+                changed,
                 top_max,
             };
             let scratch = sampling::summary_scratch_words(reports.len(), slice.width, top_max);
@@ -212,6 +204,21 @@ impl Rows<'_> {
             TokenLogprobs { token: report.token.unwrap_or(NO_TOKEN), logprob, top }
         });
         Ok(outcomes.collect())
+    }
+}
+
+/// A batch that was copied to the device.
+fn on_device<'a>(
+    batch: &Batch,
+    rows: &'a DeviceBuffer<u32>,
+    entries: &'a DeviceBuffer<u32>,
+    vocabulary: usize,
+) -> Requests<'a> {
+    Requests {
+        shape: batch.shape(),
+        rows: rows.slice(0..batch.row_words().len()),
+        entries: entries.slice(0..batch.entry_words().len()),
+        slice: Slice { first: 0, width: vocabulary },
     }
 }
 

@@ -46,7 +46,10 @@ use self::{
     step::Step,
     weights::{WeightPlan, Weights},
 };
-use super::{LoadError, LoadOptions, Model, ModelError, RowOutcome, RowRequest, kv_layout};
+use super::{
+    LoadError, LoadOptions, Model, ModelError, RowOutcome, RowRequest, check_layout, check_logit_rows,
+    kv_layout,
+};
 use crate::{
     batch::Batch,
     checkpoint::Checkpoint,
@@ -298,12 +301,7 @@ impl Model for CudaLlama {
         kv: &mut KvStore,
         comm: &mut dyn Collective,
     ) -> Result<(), ModelError> {
-        if *kv.layout() != self.kv_layout {
-            let (got, expected) = (kv.layout(), self.kv_layout);
-            return Err(ModelError::Batch(format!(
-                "the KV store is laid out as {got:?}, the model as {expected:?}"
-            )));
-        }
+        check_layout(kv, &self.kv_layout)?;
         if comm.size() != self.shape.ranks() || (comm.size() > 1 && self.group.is_none()) {
             return Err(ModelError::Batch(format!(
                 "a step of {} ranks for a model over {} that has {}met them",
@@ -316,7 +314,7 @@ impl Model for CudaLlama {
         let block_size = self.kv_layout.pages.block_size();
         batch.check(self.max_batch_tokens, self.shape.vocabulary, block_size, blocks)?;
         self.kept_rows = 0;
-        let numbers = StepNumbers::new(batch, &self.shape, blocks, true)?;
+        let numbers = StepNumbers::new(batch, &self.shape, blocks)?;
         self.begin_group_work(comm)?;
         self.enqueue(&numbers, kv.device_pages_mut()?, comm)?;
         self.kept_rows = batch.output_rows.len();
@@ -353,12 +351,7 @@ impl Model for CudaLlama {
     }
 
     fn logits(&mut self, rows: Range<usize>, comm: &mut dyn Collective) -> Result<&[f32], ModelError> {
-        if rows.start > rows.end || rows.end > self.kept_rows || rows.len() > LOGIT_ROWS_MAX {
-            let kept = self.kept_rows;
-            return Err(ModelError::Batch(format!(
-                "logits of rows {rows:?} were asked for; {kept} rows are kept and {LOGIT_ROWS_MAX} can be had at once"
-            )));
-        }
+        check_logit_rows(&rows, self.kept_rows, LOGIT_ROWS_MAX)?;
         let elements = rows.len() * self.shape.vocabulary;
         self.begin_group_work(comm)?;
         self.make_logits(rows)?;

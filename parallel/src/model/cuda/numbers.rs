@@ -38,7 +38,6 @@ impl StepNumbers {
         batch: &Batch,
         shape: &RankShape,
         page_count: usize,
-        graphs: bool,
     ) -> Result<StepNumbers, ModelError> {
         let spans: Vec<PagedSpan> = batch
             .spans
@@ -53,7 +52,7 @@ impl StepNumbers {
         check_bounds(&spans, &tables, shape)?;
         let decodes = spans.iter().all(|span| span.rows.len() == 1);
         let contexts = spans.iter().map(|span| span.context_len);
-        let frame = if graphs && decodes { shape.frame(contexts)? } else { None };
+        let frame = if decodes { shape.frame(contexts)? } else { None };
         let attention = &shape.attention;
         let rows = batch.tokens.len();
         let (rows, kept, plan) = match frame {

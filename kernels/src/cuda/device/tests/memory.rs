@@ -165,9 +165,9 @@ fn software_driver_peers_reach_each_other_more_than_once() {
         |settings| {
             let (first, second) = (open(settings, "cuda:0"), open(settings, "cuda:1"));
             for _ in 0..2 {
-                first.enable_peer(&second).unwrap();
-                second.enable_peer(&first).unwrap();
-                first.enable_peer(&first).unwrap();
+                first.reach(second.facts().ordinal).unwrap();
+                second.reach(first.facts().ordinal).unwrap();
+                first.reach(first.facts().ordinal).unwrap();
             }
         },
     );
