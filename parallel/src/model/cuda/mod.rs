@@ -213,9 +213,9 @@ impl CudaLlama {
         let CudaLlama { graphs, device, shape, weights, buffers, group, .. } = self;
         let words = numbers.words();
         device.upload(words, buffers.numbers.slice_mut(0..words.len()))?;
-        let peers = group.as_ref().map(|group| &group.peers);
+        let peers = group.as_ref().map(|group| group.peers);
         let mut layers = |launcher: &dyn Launcher, pool: &mut DeviceBuffer<bf16>| {
-            Step { launcher, shape, weights, buffers, pool, peers, numbers }.layers()
+            Step { launcher, shape, weights, buffers, pool, peers: peers.as_ref(), numbers }.layers()
         };
         let graph = match numbers.frame {
             Some(frame) => {
@@ -223,8 +223,10 @@ impl CudaLlama {
             }
             None => None,
         };
-        if let Some(group) = &*group {
+        if let Some(group) = group {
             group.meet(comm)?;
+            // Not before: a rank that leaves waits for all who have begun, and they may wait for it no longer.
+            group.begin(comm)?;
         }
         match graph {
             Some(graph) => device.launch_graph(graph).map_err(KernelError::from)?,
@@ -315,7 +317,6 @@ impl Model for CudaLlama {
         batch.check(self.max_batch_tokens, self.shape.vocabulary, block_size, blocks)?;
         self.kept_rows = 0;
         let numbers = StepNumbers::new(batch, &self.shape, blocks)?;
-        self.begin_group_work(comm)?;
         self.enqueue(&numbers, kv.device_pages_mut()?, comm)?;
         self.kept_rows = batch.output_rows.len();
         if self.kept_rows == 0 {
