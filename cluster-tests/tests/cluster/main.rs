@@ -18,3 +18,4 @@ mod leaks;
 mod memory;
 mod openai_client;
 mod server;
+mod software_driver;
