@@ -24,6 +24,7 @@ mod graph;
 mod kernels;
 mod launcher;
 mod matrix;
+mod measure;
 mod open;
 mod pinned;
 mod raw;

@@ -46,6 +46,19 @@ impl CudaDevice {
         Ok(())
     }
 
+    /// Enqueues a copy within this device's memory.
+    pub fn copy<T: Plain>(
+        &self,
+        from: DeviceSlice<'_, T>,
+        to: DeviceSliceMut<'_, T>,
+    ) -> Result<(), KernelError> {
+        KernelError::check_len("copy", "to", to.len(), from.len())?;
+        let bytes = to.len() * size_of::<T>();
+        // SAFETY: a view to read, and an exclusive one, which are apart.
+        unsafe { self.compute.copy_within(from.address(), to.address(), bytes, "copy on the device")? };
+        Ok(())
+    }
+
     /// Enqueues zeros.
     pub fn zero<T: Plain>(&self, to: DeviceSliceMut<'_, T>) -> Result<(), KernelError> {
         // SAFETY: an exclusive view.

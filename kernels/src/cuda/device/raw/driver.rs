@@ -42,6 +42,7 @@ const FUNCTIONS: &[&CStr] = &[
     c"cuMemHostGetDevicePointer_v2",
     c"cuMemcpyHtoDAsync_v2",
     c"cuMemcpyDtoHAsync_v2",
+    c"cuMemcpyDtoDAsync_v2",
     c"cuMemsetD8Async",
     c"cuStreamCreate",
     c"cuStreamDestroy_v2",
@@ -127,6 +128,13 @@ pub(in crate::cuda::device) fn start(settings: &Settings) -> Result<LibraryFacts
 pub(super) fn tells_parameters() -> bool {
     // SAFETY: cudarc has its library; the symbol is looked up, not used.
     unsafe { sys::culib().get::<unsafe extern "C" fn()>(b"cuFuncGetParamInfo\0") }.is_ok()
+}
+
+/// Whether the driver tells the time between events by the function that cudarc calls, as those for CUDA 12.8 and later
+/// do. One is started.
+pub(super) fn tells_times() -> bool {
+    // SAFETY: as above.
+    unsafe { sys::culib().get::<unsafe extern "C" fn()>(b"cuEventElapsedTime_v2\0") }.is_ok()
 }
 
 /// The library, and its file.

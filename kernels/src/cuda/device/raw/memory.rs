@@ -158,6 +158,26 @@ impl Stream {
         })
     }
 
+    /// Copies within the device's memory, in order with the stream's work.
+    ///
+    /// # Safety
+    /// Both are there, `bytes` long and apart, until the work is done.
+    pub(in crate::cuda::device) unsafe fn copy_within(
+        &self,
+        from: u64,
+        to: u64,
+        bytes: usize,
+        doing: &str,
+    ) -> Result<(), CudaError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's word.
+        self.context.call("cuMemcpyDtoDAsync", doing, || unsafe {
+            sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.handle)
+        })
+    }
+
     /// Enqueues zeros.
     ///
     /// # Safety

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUevent_flags, CUstream_flags};
 
-use super::Context;
+use super::{Context, driver};
 use crate::cuda::device::CudaError;
 
 /// Work in order, not in order with the default stream's.
@@ -63,8 +63,17 @@ impl Drop for Stream {
 
 impl Event {
     pub(in crate::cuda::device) fn new(context: &Arc<Context>) -> Result<Event, CudaError> {
+        Event::with(context, CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// One that knows when it happened.
+    pub(in crate::cuda::device) fn timed(context: &Arc<Context>) -> Result<Event, CudaError> {
+        Event::with(context, CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn with(context: &Arc<Context>, flags: CUevent_flags) -> Result<Event, CudaError> {
         let mut handle = std::ptr::null_mut();
-        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        let flags = flags as u32;
         context.call("cuEventCreate", "make an event", || {
             // SAFETY: room for the handle.
             unsafe { sys::cuEventCreate(&mut handle, flags) }
@@ -77,6 +86,23 @@ impl Event {
         // SAFETY: an event and a stream of the same context.
         self.context
             .call("cuEventRecord", doing, || unsafe { sys::cuEventRecord(self.handle, stream.handle) })
+    }
+
+    /// Milliseconds from this one to a later one. Both are timed and done.
+    pub(in crate::cuda::device) fn milliseconds_to(&self, end: &Event) -> Result<f32, CudaError> {
+        if !driver::tells_times() {
+            let reason = "this driver has no cuEventElapsedTime_v2, which those for CUDA 12.8 and later have";
+            return Err(CudaError::Misuse {
+                device: self.context.label().to_owned(),
+                reason: reason.to_owned(),
+            });
+        }
+        let mut milliseconds = 0.0;
+        self.context.call("cuEventElapsedTime", "tell how long its work took", || {
+            // SAFETY: room for the number; events of one context.
+            unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, self.handle, end.handle) }
+        })?;
+        Ok(milliseconds)
     }
 
     /// Whether the work it stands for is done; true for one that was never recorded.

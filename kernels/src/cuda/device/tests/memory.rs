@@ -172,3 +172,26 @@ fn software_driver_peers_reach_each_other_more_than_once() {
         },
     );
 }
+
+#[test]
+fn software_driver_copies_within_a_device_are_in_order_and_measured_work_is_done() {
+    let test = "software_driver_copies_within_a_device_are_in_order_and_measured_work_is_done";
+    let report = report_of(module_path!(), test, &[], |settings| {
+        let device = open(settings, "cuda:0");
+        let mut plan = ArenaPlan::new();
+        let (from, to) = (plan.reserve::<f32>(1000, "from"), plan.reserve::<f32>(1000, "to"));
+        let arena = plan.allocate(&device).unwrap();
+        let (mut from, mut to) = (arena.buffer(from), arena.buffer(to));
+        let numbers: Vec<f32> = (0..1000).map(|at| at as f32).collect();
+        device.upload(&numbers, from.all_mut()).unwrap();
+        let took = device.measure(Duration::from_secs(60), || device.copy(from.all(), to.all_mut())).unwrap();
+        assert!(took < Duration::from_secs(60), "{took:?}");
+        device.zero(from.all_mut()).unwrap();
+        assert_eq!(read(&device, &to), numbers);
+        let short = device.copy(from.slice(0..10), to.all_mut()).unwrap_err().to_string();
+        assert!(short.contains("copy"), "{short}");
+    });
+    if let Some(report) = report {
+        assert_eq!((report.violations, report.leaked_bytes()), (0, 0));
+    }
+}

@@ -1,0 +1,145 @@
+//! The parts, in order of their value: what is wrong comes before what is slow.
+
+mod all_reduce;
+mod attention;
+mod ceilings;
+mod kernels;
+mod linears;
+mod machine;
+mod model;
+mod sampling;
+mod tokens;
+
+use std::{fmt::Write as _, path::PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    folder::Folder,
+    session::{Session, Size},
+};
+
+/// A part of the check.
+pub(crate) struct Part {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    /// Seconds after which it is ended.
+    pub(crate) limit: u64,
+    /// Run only where it is asked for by name.
+    pub(crate) optional: bool,
+    /// Whether it is run beside PyTorch.
+    pub(crate) uses_peer: bool,
+    work: fn(&mut Session) -> Result<()>,
+}
+
+/// All of them. The limits of those that are not optional leave the whole within 4.5 minutes, since few take so long.
+pub(crate) const PARTS: &[Part] = &[
+    Part {
+        name: "machine",
+        about: "the card, its driver and its libraries",
+        limit: 20,
+        optional: false,
+        uses_peer: false,
+        work: machine::run,
+    },
+    Part {
+        name: "kernels",
+        about: "every kernel against what it read and wrote on the emulator",
+        limit: 45,
+        optional: false,
+        uses_peer: false,
+        work: kernels::run,
+    },
+    Part {
+        name: "ceilings",
+        about: "what the card can do: copy, read, a large product",
+        limit: 25,
+        optional: false,
+        uses_peer: true,
+        work: ceilings::run,
+    },
+    Part {
+        name: "tokens",
+        about: "greedy tokens of real models, against the CPU's",
+        limit: 30,
+        optional: false,
+        uses_peer: false,
+        work: tokens::run,
+    },
+    Part {
+        name: "linears",
+        about: "products of few and many rows, in the shapes of an 8B model and of gpt-oss over three",
+        limit: 45,
+        optional: false,
+        uses_peer: true,
+        work: linears::run,
+    },
+    Part {
+        name: "attention",
+        about: "paged decode over 8k, and prefill",
+        limit: 40,
+        optional: false,
+        uses_peer: true,
+        work: attention::run,
+    },
+    Part {
+        name: "model",
+        about: "an 8B-shaped model at 2k, one sequence and 32",
+        limit: 70,
+        optional: false,
+        uses_peer: true,
+        work: model::run,
+    },
+    Part {
+        name: "sampling",
+        about: "draws from 201,088 tokens",
+        limit: 20,
+        optional: false,
+        uses_peer: true,
+        work: sampling::run,
+    },
+    Part {
+        name: "all_reduce",
+        about: "sums of three ranks as streams of one process",
+        limit: 15,
+        optional: false,
+        uses_peer: false,
+        work: all_reduce::run,
+    },
+];
+
+/// One part in this process.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    name: String,
+    /// Rows are appended here.
+    #[arg(long)]
+    report: PathBuf,
+    /// Socket of the peer.
+    #[arg(long)]
+    peer: Option<PathBuf>,
+}
+
+pub(crate) fn run(folder: Folder, size: Size, args: &Args) -> Result<()> {
+    let part = find(&args.name)?;
+    let mut session = Session::open(folder, size, &args.report, args.peer.as_deref())?;
+    (part.work)(&mut session)
+}
+
+/// The part of this name.
+pub(crate) fn find(name: &str) -> Result<&'static Part> {
+    PARTS.iter().find(|part| part.name == name).with_context(|| {
+        let names: Vec<&str> = PARTS.iter().map(|part| part.name).collect();
+        format!("there is no part `{name}`; the parts are {}", names.join(", "))
+    })
+}
+
+/// Names and what they are.
+pub(crate) fn list() -> String {
+    let mut text = String::new();
+    for part in PARTS {
+        let optional = if part.optional { " (only with --only)" } else { "" };
+        let _ = writeln!(text, "{:<12}{}{optional}", part.name, part.about);
+    }
+    text
+}
