@@ -1,10 +1,12 @@
 //! What a part found: a row of the table for each case.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// One number, and which way is better.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Figure {
+    /// NaN where it is no number; JSON has `null` for that, and for infinities.
+    #[serde(deserialize_with = "number_or_nan")]
     pub(crate) value: f64,
     /// As in "TB/s".
     pub(crate) unit: String,
@@ -17,6 +19,10 @@ pub(crate) struct Figure {
 pub(crate) enum Better {
     Higher,
     Lower,
+}
+
+fn number_or_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
 }
 
 /// What a figure is hoped to be at least, or at most where lower is better.
@@ -133,6 +139,16 @@ mod tests {
         assert_eq!((near(0.5).met(), near(1.5).met()), (Some(true), Some(false)));
         assert!(near(f64::NAN).is_wrong() && !near(1.0).is_wrong() && !fast(0.0).is_wrong());
         assert_eq!(Row::new("a", Figure::rate(1.0, "x")).met(), None);
+    }
+
+    #[test]
+    fn a_figure_that_is_no_number_is_read_back_and_meets_no_goal() {
+        for value in [f64::INFINITY, f64::NAN] {
+            let row =
+                Row::new("a", Figure::cost(value, "of tolerance")).goal(Goal::required(1.0, "tolerance"));
+            let read: Row = serde_json::from_str(&serde_json::to_string(&row).unwrap()).unwrap();
+            assert!(read.is_wrong(), "{read:?}");
+        }
     }
 
     #[test]

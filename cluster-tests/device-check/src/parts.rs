@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 
 use crate::{
     folder::Folder,
-    session::{Session, Size},
+    session::{Line, Session, Size},
 };
 
 /// A part of the check.
@@ -123,6 +123,7 @@ pub(crate) struct Args {
 pub(crate) fn run(folder: Folder, size: Size, args: &Args) -> Result<()> {
     let part = find(&args.name)?;
     let mut session = Session::open(folder, size, &args.report, args.peer.as_deref())?;
+    session.line(&Line::Machine(machine::facts(&session.device)))?;
     (part.work)(&mut session)
 }
 

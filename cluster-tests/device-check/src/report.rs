@@ -50,6 +50,15 @@ pub(crate) struct Report {
     pub(crate) parts: Vec<PartReport>,
 }
 
+impl Machine {
+    /// Takes what another part found; the first of them looked for more libraries.
+    pub(crate) fn learn(&mut self, found: Machine) {
+        let keep = self.libraries.len() > found.libraries.len();
+        let libraries = if keep { std::mem::take(&mut self.libraries) } else { found.libraries.clone() };
+        *self = Machine { libraries, ..found };
+    }
+}
+
 impl Report {
     /// Whether all parts that were begun ended well, and nothing is wrong.
     pub(crate) fn is_good(&self) -> bool {

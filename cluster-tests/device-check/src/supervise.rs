@@ -38,6 +38,9 @@ pub(crate) struct Args {
     /// Where report.json, report.md and the parts' own output go.
     #[arg(long, value_name = "DIR", default_value = "device-check-report")]
     out: PathBuf,
+    /// Seconds for each part at most, where its own limit is longer.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    part_limit: u64,
     /// Seconds for all of it.
     #[arg(long, value_name = "SECONDS", default_value_t = 270)]
     limit: u64,
@@ -124,20 +127,22 @@ fn run_part(
     // What an earlier run left would be read as this one's.
     let _ = fs::remove_file(&lines);
     let outcome = match start_part(folder, size, part, &lines, &log, peer) {
-        Ok(mut child) => match end_of(&mut child, left.min(Duration::from_secs(part.limit))) {
-            Some(status) if status.success() => Outcome::Done,
-            Some(status) => Outcome::Failed(format!("{status}: {}", last_line(&log))),
-            None => Outcome::TimedOut(format!("after {:.0} s", started.elapsed().as_secs_f64())),
-        },
+        Ok(mut child) => {
+            match end_of(&mut child, left.min(Duration::from_secs(part.limit.min(args.part_limit)))) {
+                Some(status) if status.success() => Outcome::Done,
+                Some(status) => Outcome::Failed(format!("{status}: {}", last_words(&log))),
+                None => Outcome::TimedOut(format!("after {:.0} s", started.elapsed().as_secs_f64())),
+            }
+        }
         Err(error) => Outcome::Failed(format!("{error:#}")),
     };
     let mut rows: Vec<Row> = Vec::new();
     for line in fs::read_to_string(&lines).unwrap_or_default().lines() {
         match serde_json::from_str(line) {
             Ok(Line::Row(row)) => rows.push(row),
-            Ok(Line::Machine(found)) => *machine = found,
-            // The last line of a process that was killed may be cut.
-            Err(_) => {}
+            Ok(Line::Machine(found)) => machine.learn(found),
+            // As the last line of a process that was killed may be.
+            Err(error) => rows.push(Row::without("a row that cannot be read", error.to_string())),
         }
     }
     ended(outcome, rows)
@@ -197,11 +202,17 @@ fn kill(child: &mut Child) {
     wait(child, END_LIMIT);
 }
 
-/// What a part said last, which is why it failed.
-fn last_line(log: &Path) -> String {
+/// What a part said last, from its error on, which is why it failed.
+fn last_words(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text).into_owned();
-    text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing").to_owned()
+    let text = String::from_utf8_lossy(&text);
+    let said: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let from =
+        said.iter().rposition(|line| line.starts_with("error:")).unwrap_or(said.len().saturating_sub(1));
+    match &said[from..] {
+        [] => "it said nothing".to_owned(),
+        words => words.join(" "),
+    }
 }
 
 /// The peer, from its start to its end.
@@ -248,7 +259,7 @@ impl PeerProcess {
             let ended = matches!(self.child.as_mut().map(Child::try_wait), Some(Ok(Some(_)) | Err(_)));
             if late || ended {
                 self.why_not =
-                    if ended { last_line(&self.log) } else { "it did not start in time".to_owned() };
+                    if ended { last_words(&self.log) } else { "it did not start in time".to_owned() };
                 self.end();
                 return;
             }
@@ -264,7 +275,7 @@ impl PeerProcess {
 
     fn state(&self) -> String {
         match self.socket() {
-            Some(_) => last_line(&self.log),
+            Some(_) => last_words(&self.log),
             None if self.child.is_some() => "starting".to_owned(),
             None => format!("none: {}", self.why_not),
         }

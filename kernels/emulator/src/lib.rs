@@ -19,6 +19,7 @@
 #![allow(unsafe_code)]
 
 mod memory;
+pub mod recording;
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
@@ -118,8 +119,10 @@ impl std::error::Error for Fault {}
 /// The arguments are of the types of the kernel's parameters. Memory that they point to need not be there: to touch
 /// what is not is a fault. To write to what belongs to somebody else is not found.
 pub unsafe fn launch(grid: Grid<'_>, settings: Settings) -> Result<(), Fault> {
+    let begun = recording::begin(&grid);
     // SAFETY: the caller's promise.
-    unsafe { run(&[grid], settings, false) }
+    unsafe { run(&[grid], settings, false) }?;
+    begun.map_or(Ok(()), recording::Begun::end)
 }
 
 /// Runs grids that wait for each other, as on several devices: ranks are under way at the same time, the grids of one

@@ -3,6 +3,8 @@
 
 use std::{marker::PhantomData, ptr::NonNull};
 
+use crate::recording;
+
 /// Alignment that kernels may count on.
 const ALIGNMENT: usize = 16;
 
@@ -28,7 +30,7 @@ impl<T: Copy> Memory<T> {
     /// `len` elements of which every bit is set: NaN as a float and as BF16.
     pub fn poisoned(len: usize) -> Memory<T> {
         assert!(align_of::<T>() <= ALIGNMENT);
-        Memory { allocation: Allocation::new(len * size_of::<T>()), len, element: PhantomData }
+        Memory { allocation: Allocation::new::<T>(len * size_of::<T>()), len, element: PhantomData }
     }
 
     /// Where it is, as a kernel's argument.
@@ -81,12 +83,13 @@ struct Allocation {
 }
 
 impl Allocation {
-    fn new(bytes: usize) -> Allocation {
+    fn new<T>(bytes: usize) -> Allocation {
         // SAFETY: any size may be asked for.
         let start = unsafe { emulator_memory_take(bytes) };
         let start = NonNull::new(start).expect("the host has memory for a test");
         // SAFETY: the allocation has `bytes` bytes.
         unsafe { start.as_ptr().write_bytes(POISON, bytes) };
+        recording::born::<T>(start.as_ptr(), bytes);
         Allocation { start, bytes }
     }
 
@@ -103,6 +106,7 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
+        recording::gone(self.start());
         // SAFETY: as it was made; nobody uses it any more.
         unsafe { emulator_memory_give_back(self.start(), self.bytes) };
     }

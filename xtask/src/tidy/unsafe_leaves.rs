@@ -63,6 +63,9 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/src/cuda/device/uploader.rs",
     // Files mapped into memory.
     "parallel/src/checkpoint/mapped.rs",
+    // Launches that were recorded, and those that are.
+    "cluster-tests/device-check/src/parts/kernels/replay.rs",
+    "cluster-tests/device-check/tests/software_driver/recorded.rs",
     // An allocator that counts, for a test.
     "parallel/tests/fuzz/allocation.rs",
 ];

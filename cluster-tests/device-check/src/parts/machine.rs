@@ -1,10 +1,10 @@
 //! The card, its driver and its libraries: what all other figures are to be read with.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use consort_kernels::cuda::{
-    device::{CudaError, libraries, nccl},
+    device::{CudaDevice, LibraryFacts, libraries, nccl},
     settings::Settings,
 };
 
@@ -14,39 +14,43 @@ use crate::{
     session::{Line, Session},
 };
 
-pub(crate) fn run(session: &mut Session) -> Result<()> {
-    let facts = session.device.facts().clone();
+/// What every part's figures are to be read with.
+pub(crate) fn facts(device: &CudaDevice) -> Machine {
+    let facts = device.facts();
     let (major, minor) = facts.capability;
     let gib = facts.memory_bytes as f64 / f64::from(1 << 30);
     let card = format!(
         "{} ({gib:.1} GiB, compute capability {major}.{minor}, {} multiprocessors)",
         facts.name, facts.multiprocessors
     );
-    let settings = Settings::of_process();
-    let [driver, products] = libraries(&settings);
-    let collectives = nccl(&settings);
-    let told = |library: &Result<consort_kernels::cuda::device::LibraryFacts, String>| match library {
-        Ok(facts) => format!("{facts:?}"),
-        Err(reason) => format!("none: {reason}"),
-    };
-    let machine = Machine {
+    let [driver, products] = libraries(&Settings::of_process());
+    Machine {
         time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs(),
         commit: commit(),
         card,
-        driver: told(&driver),
-        libraries: vec![told(&products), told(&collectives)],
+        driver: told(driver),
+        libraries: vec![told(products)],
         peer: String::new(),
-    };
+    }
+}
+
+pub(crate) fn run(session: &mut Session) -> Result<()> {
+    let mut machine = facts(&session.device);
+    machine.libraries.push(told(nccl(&Settings::of_process())));
     session.line(&Line::Machine(machine))?;
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     session.device.load_all()?;
-    let loading = Figure::cost(started.elapsed().as_secs_f64(), "s");
-    session.row(Row::new("load all kernels", loading))?;
-    match session.device.matrix_library() {
-        Ok(_) => Ok(()),
-        Err(reason) => {
-            Err(CudaError::Misuse { device: facts.name, reason: format!("no cuBLASLt: {reason}") }.into())
-        }
+    session.row(Row::new("load all kernels", Figure::cost(started.elapsed().as_secs_f64(), "s")))?;
+    if let Err(reason) = session.device.matrix_library() {
+        bail!("no cuBLASLt: {reason}");
+    }
+    Ok(())
+}
+
+fn told(library: Result<LibraryFacts, String>) -> String {
+    match library {
+        Ok(LibraryFacts { name, file, version }) => format!("{name} {version} at {}", file.display()),
+        Err(reason) => reason.replace('\n', " "),
     }
 }
 
