@@ -63,6 +63,19 @@ pub(crate) struct Args {
     nvrtc: Option<PathBuf>,
 }
 
+/// Compiles for the architectures that are always checked, into `out`.
+pub(crate) fn make(workspace: &Workspace, out: &Path) -> Result<()> {
+    let args = Args {
+        out: out.to_path_buf(),
+        arch: Vec::new(),
+        all: false,
+        markdown: false,
+        sass: false,
+        nvrtc: None,
+    };
+    run(workspace, &args)
+}
+
 /// A text compiled for one architecture, and what was found.
 struct Built {
     source: Source,

@@ -9,6 +9,7 @@
 mod abi;
 mod cubins;
 mod demo;
+mod device_check;
 mod emulate;
 mod fixtures;
 mod model;
@@ -47,6 +48,8 @@ enum Chore {
     Tidy(tidy::Args),
     /// Run the CUDA texts' tests on the host, perhaps under a sanitizer.
     Emulate(emulate::Args),
+    /// Make a folder that checks kernels and models on a machine with a GPU, and how fast they are beside PyTorch.
+    DeviceCheck(device_check::Args),
     /// Generate the reference logits anew, with torch and transformers (several GB; never in CI).
     Fixtures(fixtures::Args),
 }
@@ -72,6 +75,7 @@ fn run(chore: Chore) -> anyhow::Result<()> {
         Chore::Abi(args) => abi::run(&workspace, &args),
         Chore::Tidy(args) => tidy::run(&workspace, &args),
         Chore::Emulate(args) => emulate::run(&workspace, &args),
+        Chore::DeviceCheck(args) => device_check::run(&workspace, &args),
         Chore::Fixtures(args) => fixtures::run(&workspace, &args),
     }
 }

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 
 import torch
@@ -98,11 +99,24 @@ class Server:
                 stream.flush()
 
 
+def end_with_parent():
+    """Ends this process when the one that started it has ended."""
+    parent = os.getppid()
+
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("socket")
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
+    end_with_parent()
     bench = Bench(arguments.device)
     if bench.device.type == "cuda" and not torch.cuda.is_available():
         sys.exit("PyTorch sees no GPU")

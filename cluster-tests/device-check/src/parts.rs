@@ -3,6 +3,7 @@
 mod all_reduce;
 mod attention;
 mod ceilings;
+mod faults;
 mod kernels;
 mod linears;
 mod machine;
@@ -10,9 +11,10 @@ mod model;
 mod sampling;
 mod tokens;
 
-use std::{fmt::Write as _, path::PathBuf};
+use std::{fmt::Write as _, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result};
+use rustix::process::getppid;
 
 use crate::{
     folder::Folder,
@@ -106,6 +108,14 @@ pub(crate) const PARTS: &[Part] = &[
         uses_peer: false,
         work: all_reduce::run,
     },
+    Part {
+        name: "faults",
+        about: "which errors the driver gives for what is wrong on purpose",
+        limit: 40,
+        optional: false,
+        uses_peer: false,
+        work: faults::run,
+    },
 ];
 
 /// One part in this process.
@@ -122,9 +132,25 @@ pub(crate) struct Args {
 
 pub(crate) fn run(folder: Folder, size: Size, args: &Args) -> Result<()> {
     let part = find(&args.name)?;
+    end_with_parent();
+    if let Some(made) = faults::make() {
+        return made;
+    }
     let mut session = Session::open(folder, size, &args.report, args.peer.as_deref())?;
     session.line(&Line::Machine(machine::facts(&session.device)))?;
     (part.work)(&mut session)
+}
+
+/// Ends this process when the one that started it has ended: nobody is left to end it in time.
+fn end_with_parent() {
+    let parent = getppid();
+    std::thread::spawn(move || {
+        while getppid() == parent {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        eprintln!("error: what started this part has ended");
+        std::process::exit(1);
+    });
 }
 
 /// The part of this name.

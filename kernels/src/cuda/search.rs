@@ -77,6 +77,9 @@ const SYSTEM_FOLDERS: [&str; 3] = ["usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-
 /// Where Windows puts its driver's library for Linux.
 const WSL_FOLDER: &str = "usr/lib/wsl/lib";
 
+/// Where container runtimes mount the driver's libraries: the loader may not look there.
+const CONTAINER_FOLDERS: [&str; 2] = ["usr/local/nvidia/lib64", "usr/local/nvidia/lib"];
+
 /// Folders of wanted names that are taken from one folder: no machine has as many toolkits or Pythons.
 const ENTRIES_MAX: usize = 1024;
 
@@ -106,7 +109,10 @@ pub(super) fn places(wanted: &Wanted, settings: &Settings, root: &Path) -> Vec<P
     }
     folders.extend(SYSTEM_FOLDERS.iter().map(|folder| root.join(folder)));
     match wanted.home {
-        Home::Driver => folders.push(root.join(WSL_FOLDER)),
+        Home::Driver => {
+            folders.extend(CONTAINER_FOLDERS.iter().map(|folder| root.join(folder)));
+            folders.push(root.join(WSL_FOLDER));
+        }
         Home::Toolkit { wheel_folders } => {
             for packages in python_packages(settings, root) {
                 folders.extend(wheel_folders.iter().map(|folder| packages.join(folder)));

@@ -63,7 +63,8 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/src/cuda/device/uploader.rs",
     // Files mapped into memory.
     "parallel/src/checkpoint/mapped.rs",
-    // Launches that were recorded, and those that are.
+    // Launches that were recorded, those that are, and those that fail on purpose.
+    "cluster-tests/device-check/src/parts/faults.rs",
     "cluster-tests/device-check/src/parts/kernels/replay.rs",
     "cluster-tests/device-check/tests/software_driver/recorded.rs",
     // An allocator that counts, for a test.

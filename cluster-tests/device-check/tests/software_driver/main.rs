@@ -84,3 +84,20 @@ fn a_part_that_is_none_is_refused_by_name() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("no part `speed`; the parts are machine, kernels"), "{said}");
 }
+
+#[test]
+fn software_driver_faults_have_the_types_that_the_product_gives_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let (output, report) = check(folder.path(), folder.path(), &[], &["--only", "faults"]);
+    assert!(output.status.success(), "{report:#}");
+    let rows = part(&report, "faults")["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 8);
+    for row in rows {
+        assert_eq!(row["ours"]["value"], 1.0, "{row:#}");
+    }
+    let note = |case: &str| row(&report, "faults", case)["note"].as_str().unwrap().to_owned();
+    assert!(
+        note("more memory than there is").contains("2147483648 bytes (2.00 GiB) wanted, 1073741824 bytes")
+    );
+    assert!(note("a read where nothing is").contains("(700)"));
+}

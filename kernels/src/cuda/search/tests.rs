@@ -68,15 +68,16 @@ fn an_empty_machine_leaves_the_loader() {
 #[test]
 fn the_driver_is_no_toolkits_and_cublaslt_is_in_its_wheels() {
     let root = Folder::new("search-driver");
-    let [local, system, wsl, wheel] = [
+    let [local, system, container, wsl, wheel] = [
         "usr/local/cuda/lib64",
         "usr/lib/x86_64-linux-gnu",
+        "usr/local/nvidia/lib64",
         "usr/lib/wsl/lib",
         "venv/lib/python3.11/site-packages/nvidia/cublas/lib",
     ]
     .map(|path| Place::Folder(folder(&root, path)));
     let settings = Settings { environments: vec![root.path().join("venv")], ..Settings::default() };
-    assert_eq!(places(&DRIVER, &settings, root.path()), [Place::Loader, system.clone(), wsl]);
+    assert_eq!(places(&DRIVER, &settings, root.path()), [Place::Loader, system.clone(), container, wsl]);
     assert_eq!(places(&CUBLAS_LT, &settings, root.path()), [Place::Loader, local, system, wheel]);
 }
 
