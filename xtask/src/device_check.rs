@@ -24,7 +24,7 @@ const FOLDER_BYTES_MAX: u64 = 30 << 20;
 /// Of a folder with a real model in it.
 const MODEL_FOLDER_BYTES_MAX: u64 = 60 << 20;
 /// Of all recordings: the rest is the program.
-const RECORDED_BYTES_MAX: u64 = 10 << 20;
+const RECORDED_BYTES_MAX: u64 = 18 << 20;
 
 const PROGRAM: &str = "consort-device-check";
 const SOURCE: &str = "cluster-tests/device-check";

@@ -73,18 +73,28 @@ pub(super) fn choose(from: &Path, to: &Path, kernels: &[&str], bytes_max: u64) -
         bail!("no emulated test of consort-kernels launches {}", missing.join(", "));
     }
     fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
-    let share = bytes_max / kernels.len().max(1) as u64;
-    for files in kernels.iter().filter_map(|kernel| by_kernel.get(*kernel)) {
-        for file in choice(files, share) {
+    let mut wanted: Vec<&Vec<(u64, PathBuf)>> =
+        kernels.iter().filter_map(|kernel| by_kernel.get(*kernel)).collect();
+    // What those with little leave is for those with much.
+    wanted.sort_by_key(|files| bytes_of(files));
+    let mut left = bytes_max;
+    for (at, files) in wanted.iter().enumerate() {
+        let chosen = choice(files, left / (wanted.len() - at) as u64);
+        for (bytes, file) in chosen {
             let name = file.file_name().context("a file without a name")?;
             super::copy(file, &to.join(name))?;
+            left = left.saturating_sub(*bytes);
         }
     }
     Ok(())
 }
 
+fn bytes_of(files: &[(u64, PathBuf)]) -> u64 {
+    files.iter().map(|(bytes, _)| bytes).sum()
+}
+
 /// At least the smallest.
-fn choice(files: &[(u64, PathBuf)], bytes_max: u64) -> Vec<&PathBuf> {
+fn choice(files: &[(u64, PathBuf)], bytes_max: u64) -> Vec<&(u64, PathBuf)> {
     let mut left: Vec<&(u64, PathBuf)> = files.iter().collect();
     left.sort_unstable();
     let (mut chosen, mut bytes) = (Vec::new(), 0);
@@ -95,8 +105,8 @@ fn choice(files: &[(u64, PathBuf)], bytes_max: u64) -> Vec<&PathBuf> {
             _ => left.iter().rposition(fits),
         };
         let Some(at) = at else { break };
-        let (size, file) = left.remove(at);
-        bytes += size;
+        let file = left.remove(at);
+        bytes += file.0;
         chosen.push(file);
     }
     chosen
@@ -111,7 +121,7 @@ mod tests {
     }
 
     fn chosen(sizes: &[u64], bytes_max: u64) -> Vec<String> {
-        choice(&files(sizes), bytes_max).iter().map(|file| file.display().to_string()).collect()
+        choice(&files(sizes), bytes_max).iter().map(|(_, file)| file.display().to_string()).collect()
     }
 
     #[test]

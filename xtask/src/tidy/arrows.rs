@@ -14,7 +14,7 @@ const LAYERS: &[&[&str]] = &[
     &["consort-parallel"],
     &["consort-actors"],
     &["consort"],
-    &["consort-examples", "consort-cluster-tests"],
+    &["consort-examples", "consort-cluster-tests", "consort-device-check"],
 ];
 
 /// Members that nothing but tests, and each other, may depend on.
