@@ -9,6 +9,7 @@ mod linears;
 mod machine;
 mod model;
 mod sampling;
+mod sanitizer;
 mod tokens;
 
 use std::{fmt::Write as _, path::PathBuf, time::Duration};
@@ -115,6 +116,14 @@ pub(crate) const PARTS: &[Part] = &[
         optional: false,
         uses_peer: false,
         work: faults::run,
+    },
+    Part {
+        name: "sanitizer",
+        about: "the part kernels under compute-sanitizer's four tools",
+        limit: 250,
+        optional: true,
+        uses_peer: false,
+        work: sanitizer::run,
     },
 ];
 

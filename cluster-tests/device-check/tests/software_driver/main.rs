@@ -4,6 +4,7 @@ mod recorded;
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt,
     path::Path,
     process::{Command, Output},
 };
@@ -100,4 +101,26 @@ fn software_driver_faults_have_the_types_that_the_product_gives_them() {
         note("more memory than there is").contains("2147483648 bytes (2.00 GiB) wanted, 1073741824 bytes")
     );
     assert!(note("a read where nothing is").contains("(700)"));
+}
+
+#[test]
+fn software_driver_findings_of_a_sanitizer_fail_the_check_and_its_absence_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let only = ["--only", "sanitizer"];
+    let none = [("PATH", "/nowhere")];
+    let (output, report) = check(folder.path(), folder.path(), &none, &only);
+    assert!(output.status.success(), "{report:#}");
+    assert!(row(&report, "sanitizer", "compute-sanitizer")["note"].as_str().unwrap().contains("toolkit"));
+
+    // Writes what the tool writes, where it is told to.
+    let program = folder.path().join("compute-sanitizer");
+    let script =
+        "#!/bin/sh\n[ $2 = racecheck ] && n=2 || n=0\necho \"========= ERROR SUMMARY: $n errors\" > $4\n";
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = folder.path().to_string_lossy().into_owned();
+    let (output, report) = check(folder.path(), folder.path(), &[("PATH", &path)], &only);
+    assert!(!output.status.success());
+    assert_eq!(row(&report, "sanitizer", "memcheck")["ours"]["value"], 0.0);
+    assert_eq!(row(&report, "sanitizer", "racecheck")["ours"]["value"], 2.0);
 }
