@@ -36,6 +36,7 @@ class Bench:
         if self.device.type != "cuda":
             return lambda: self._seconds_on_cpu(work, sets)
         warm = torch.cuda.Stream()
+        warm.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(warm):
             for i in range(min(sets, 3)):
                 work(i)

@@ -9,6 +9,7 @@ mod machine;
 mod model;
 mod sampling;
 mod tokens;
+mod truth;
 
 use std::{fmt::Write as _, path::PathBuf};
 
