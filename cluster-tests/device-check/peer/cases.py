@@ -3,6 +3,9 @@
 import torch
 import torch.nn.functional as F
 
+import attention
+import sampling
+
 
 def copy(bench, request):
     source = torch.empty(request["bytes"], dtype=torch.uint8, device=bench.device).random_()
@@ -18,4 +21,4 @@ def linear(bench, request):
     return bench.prepare(lambda i: F.linear(rows, weights[i]), sets)
 
 
-CASES = {"copy": copy, "linear": linear}
+CASES = {"copy": copy, "linear": linear, **attention.CASES, **sampling.CASES}

@@ -37,6 +37,7 @@ class Bench:
         if self.device.type != "cuda":
             return lambda: self._seconds_on_cpu(work, sets)
         warm = torch.cuda.Stream()
+        warm.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(warm):
             for i in range(min(sets, 3)):
                 work(i)
@@ -49,10 +50,11 @@ class Bench:
 
     @staticmethod
     def _seconds_of(graph):
-        graph.replay()
         times = []
         for _ in range(REPLAYS):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            # Keeps the device at work until what is measured is enqueued.
+            graph.replay()
             start.record()
             graph.replay()
             end.record()

@@ -11,6 +11,7 @@ mod model;
 mod sampling;
 mod sanitizer;
 mod tokens;
+mod truth;
 
 use std::{fmt::Write as _, path::PathBuf, time::Duration};
 

@@ -164,6 +164,8 @@ fn start_part(
         .arg("--size")
         .arg(size.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned()));
     command.args(["part", part.name]).arg("--report").arg(lines);
+    // Streams that wait for each other must not share a queue of the card: it has eight unless asked for more.
+    command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
     if let Some(socket) = peer {
         command.arg("--peer").arg(socket);
     }

@@ -1,6 +1,8 @@
 //! The check itself, over a software driver: its parts run, what is wrong fails it, and no part takes another with it.
 
+mod operations;
 mod recorded;
+mod whole_models;
 
 use std::{
     fs,
