@@ -12,6 +12,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -47,6 +48,9 @@ const PLACE: usize = 3;
 /// Threads of the CPU's model at most.
 const THREADS_MAX: usize = 8;
 
+/// Longest wait for a device after a failure: one that is still at work then will not answer what comes next either.
+const IDLE_LIMIT: Duration = Duration::from_secs(2);
+
 /// As in the product's own tests: how much farther from exact logits than the CPU's those of the card may be.
 const RMS_FACTOR: f64 = 1.5;
 const LARGEST_FACTOR: f64 = 2.0;
@@ -60,8 +64,9 @@ pub(crate) fn run(session: &mut Session) -> Result<()> {
     let devices = devices(session)?;
     for path in models {
         let name = path.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        if let Err(error) = one_model(session, &devices, &name, &path) {
-            session.row(failed(&name, &error))?;
+        match Case::new(session, &path) {
+            Ok(case) => one_model(session, &devices, &name, &case)?,
+            Err(error) => report(session, &devices, &name, Err(error))?,
         }
     }
     Ok(())
@@ -113,27 +118,29 @@ struct Case {
     count: usize,
 }
 
-fn one_model(session: &mut Session, devices: &[Device], name: &str, path: &Path) -> Result<()> {
-    let case = Case::new(session, path)?;
-    let widths: &[usize] =
-        if case.checkpoint.parameter_count() > TINY_PARAMETERS_MAX { &[1] } else { &[1, WIDTH] };
-    for width in widths {
-        let (devices, title) = (&devices[..*width], format!("{name}, width {width}"));
-        match case.against_the_cpu(devices, &title) {
-            Ok(rows) => rows.into_iter().try_for_each(|row| session.row(row))?,
-            Err(error) => session.row(failed(&format!("{title}: against the CPU"), &error))?,
-        }
-        match case.in_company(devices, &title) {
-            Ok(row) => session.row(row)?,
-            Err(error) => session.row(failed(&format!("{title}: in company"), &error))?,
-        }
+fn one_model(session: &mut Session, devices: &[Device], name: &str, case: &Case) -> Result<()> {
+    let tiny = case.checkpoint.parameter_count() <= TINY_PARAMETERS_MAX;
+    for width in [1].into_iter().chain(tiny.then_some(WIDTH)) {
+        let (ranks, title) = (&devices[..width], format!("{name}, width {width}"));
+        report(session, devices, &title, case.against_the_cpu(ranks, &title))?;
+        report(session, devices, &title, case.in_company(ranks, &title))?;
     }
     Ok(())
 }
 
-/// A row that fails the check.
-fn failed(case: &str, error: &anyhow::Error) -> Row {
-    Row::without(case, format!("{error:#}")).goal(Goal::required(0.0, "an answer"))
+/// Adds what was found, or a row that fails the check. Ends the part only where a device is in doubt.
+fn report(session: &mut Session, devices: &[Device], title: &str, found: Result<Vec<Row>>) -> Result<()> {
+    match found {
+        Ok(rows) => rows.into_iter().try_for_each(|row| session.row(row)),
+        Err(error) => {
+            let reason = format!("{error:#}");
+            session.row(Row::without(title, reason).goal(Goal::required(0.0, "an answer")))?;
+            devices.iter().try_for_each(|device| match device {
+                Device::Cuda(device) => Ok(device.synchronize("end the work of what failed", IDLE_LIMIT)?),
+                _ => Ok(()),
+            })
+        }
+    }
 }
 
 impl Case {
@@ -174,7 +181,7 @@ impl Case {
     }
 
     /// Logits of the prompt, at once and token by token, and the tokens that follow.
-    fn against_the_cpu(&self, devices: &[Device], title: &str) -> Result<[Row; 2]> {
+    fn against_the_cpu(&self, devices: &[Device], title: &str) -> Result<Vec<Row>> {
         let (at_once, by_token, spoken) = on_ranks(&self.plan(devices, false, 1), |rank| {
             let at_once = rank.teacher_forced(&self.prompt, self.prompt.len())?;
             let by_token = rank.teacher_forced(&self.prompt, 1)?;
@@ -196,7 +203,7 @@ impl Case {
         let logits = Row::new(format!("{title}: logits"), Figure::cost(worst(parts), "of tolerance"))
             .goal(Goal::required(1.0, tolerance))
             .note(note);
-        Ok([logits, self.judge(&spoken.tokens, title)?])
+        Ok(vec![logits, self.judge(&spoken.tokens, title)?])
     }
 
     /// Every token against the CPU's logits after the same tokens. Where it is not the CPU's likeliest, the CPU must
@@ -221,7 +228,7 @@ impl Case {
     }
 
     /// A sequence alone and among others, where that may not matter.
-    fn in_company(&self, devices: &[Device], title: &str) -> Result<Row> {
+    fn in_company(&self, devices: &[Device], title: &str) -> Result<Vec<Row>> {
         let vocabulary = self.checkpoint.config().vocab_size;
         let len = |at: usize| (self.prompt.len() * (COMPANY - at)).div_ceil(COMPANY);
         let prompts: Vec<Vec<u32>> =
@@ -235,9 +242,10 @@ impl Case {
         let (of_alone, of_among) = (bits(&alone.logits), bits(&among.logits));
         let differing = of_alone.iter().zip(&of_among).filter(|(alone, among)| alone != among).count();
         let figure = Figure::cost(differing as f64, "logits that differ");
-        Ok(Row::new(format!("{title}: alone and among {COMPANY}, batch-invariant"), figure)
+        let row = Row::new(format!("{title}: alone and among {COMPANY}, batch-invariant"), figure)
             .goal(Goal::required(0.0, "the same bits"))
-            .note(format!("{tokens} of {} tokens differ, of {} logits", self.count, of_alone.len())))
+            .note(format!("{tokens} of {} tokens differ, of {} logits", self.count, of_alone.len()));
+        Ok(vec![row])
     }
 }
 

@@ -284,7 +284,9 @@ mod tests {
 
     #[test]
     fn a_groups_error_is_the_one_that_ended_it() {
-        let aborted = || Err(anyhow!("collective aborted on rank 0: rank 1 is gone"));
+        fn aborted<T>() -> Result<T> {
+            bail!("collective aborted on rank 0: rank 1 is gone")
+        }
         let error = first_cause::<()>(vec![aborted(), Err(anyhow!("no memory")), aborted()]).unwrap_err();
         assert_eq!(error.to_string(), "no memory");
         assert_eq!(first_cause(vec![Ok(1), Ok(2)]).unwrap(), [1, 2]);
