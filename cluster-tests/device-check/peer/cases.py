@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import attention
+import model
 import sampling
 
 
@@ -21,4 +22,4 @@ def linear(bench, request):
     return bench.prepare(lambda i: F.linear(rows, weights[i]), sets)
 
 
-CASES = {"copy": copy, "linear": linear, **attention.CASES, **sampling.CASES}
+CASES = {"copy": copy, "linear": linear, **attention.CASES, **model.CASES, **sampling.CASES}

@@ -1,8 +1,19 @@
 //! Whole models: tokens against the CPU's, and the speed of a random one.
 
-use std::{os::unix::fs::symlink, path::PathBuf};
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Output,
+};
+
+use serde_json::Value;
 
 use crate::{check, part};
+
+fn outcome<'a>(report: &'a Value, name: &str) -> &'a Value {
+    &part(report, name)["outcome"]
+}
 
 /// A folder with these fixtures as its models.
 fn folder_of(models: &[&str]) -> tempfile::TempDir {
