@@ -38,9 +38,24 @@ fn part<'a>(report: &'a Value, name: &str) -> &'a Value {
     parts.iter().find(|found| found["part"] == name).unwrap()
 }
 
+/// How it ended.
+fn outcome<'a>(report: &'a Value, name: &str) -> &'a str {
+    part(report, name)["outcome"].as_str().unwrap()
+}
+
+/// Its rows, in order.
+fn rows<'a>(report: &'a Value, name: &str) -> &'a [Value] {
+    part(report, name)["rows"].as_array().unwrap()
+}
+
+/// Their cases.
+fn cases<'a>(report: &'a Value, name: &str) -> Vec<&'a str> {
+    rows(report, name).iter().map(|row| row["case"].as_str().unwrap()).collect()
+}
+
 /// A part's row.
 fn row<'a>(report: &'a Value, name: &str, case: &str) -> &'a Value {
-    let rows = part(report, name)["rows"].as_array().unwrap();
+    let rows = rows(report, name);
     rows.iter().find(|row| row["case"] == case).unwrap_or_else(|| panic!("no {case} in {rows:?}"))
 }
 
@@ -51,8 +66,8 @@ fn software_driver_a_part_that_hangs_is_ended_and_the_next_one_runs() {
     let args = ["--only", "ceilings,machine", "--part-limit", "5"];
     let (output, report) = check(folder.path(), folder.path(), &faults, &args);
     assert!(!output.status.success());
-    assert_eq!(part(&report, "ceilings")["outcome"], "timed_out");
-    assert_eq!(part(&report, "machine")["outcome"], "done");
+    assert_eq!(outcome(&report, "ceilings"), "timed_out");
+    assert_eq!(outcome(&report, "machine"), "done");
     // What it had found before stays.
     assert!(row(&report, "ceilings", "copy")["ours"]["value"].as_f64().unwrap() > 0.0);
     let table = String::from_utf8(output.stdout).unwrap();
@@ -64,7 +79,7 @@ fn software_driver_what_is_not_there_is_said_and_costs_its_part_only() {
     let folder = tempfile::tempdir().unwrap();
     let (output, report) = check(folder.path(), folder.path(), &[], &["--only", "kernels,machine"]);
     assert!(!output.status.success());
-    assert_eq!(part(&report, "machine")["outcome"], "done");
+    assert_eq!(outcome(&report, "machine"), "done");
     let reason = part(&report, "kernels")["reason"].as_str().unwrap();
     assert!(reason.contains("no recordings at") && reason.contains("cargo xtask device-check"), "{reason}");
     assert!(report["machine"]["card"].as_str().unwrap().contains("compute capability 9.0"), "{report}");
@@ -93,7 +108,7 @@ fn software_driver_faults_have_the_types_that_the_product_gives_them() {
     let folder = tempfile::tempdir().unwrap();
     let (output, report) = check(folder.path(), folder.path(), &[], &["--only", "faults"]);
     assert!(output.status.success(), "{report:#}");
-    let rows = part(&report, "faults")["rows"].as_array().unwrap();
+    let rows = rows(&report, "faults");
     assert_eq!(rows.len(), 8);
     for row in rows {
         assert_eq!(row["ours"]["value"], 1.0, "{row:#}");

@@ -2,21 +2,7 @@
 
 use serde_json::Value;
 
-use crate::{check, part};
-
-fn outcome<'a>(report: &'a Value, name: &str) -> &'a Value {
-    &part(report, name)["outcome"]
-}
-
-/// The cases of a part, in order.
-fn cases(report: &Value, part: &str) -> Vec<String> {
-    rows(report, part).iter().map(|row| row["case"].as_str().unwrap().to_owned()).collect()
-}
-
-fn rows<'a>(report: &'a Value, part: &str) -> &'a Vec<Value> {
-    let parts = report["parts"].as_array().unwrap();
-    parts.iter().find(|found| found["part"] == part).unwrap()["rows"].as_array().unwrap()
-}
+use crate::{cases, check, outcome, rows};
 
 /// Asserts that a part ended well with these cases, each with a figure, and that so many had to be right and are.
 fn assert_part(report: &Value, part: &str, expected: &[String], required: usize) {

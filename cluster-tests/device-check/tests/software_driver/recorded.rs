@@ -14,7 +14,7 @@ use consort_kernels::{
 use half::bf16;
 use safetensors::SafeTensors;
 
-use crate::{check, part, row};
+use crate::{cases, check, outcome, row, rows};
 
 /// Runs each launch at once.
 struct Emulated;
@@ -95,10 +95,8 @@ fn software_driver_kernels_do_what_was_recorded_and_what_they_do_not_fails_the_c
     let only = ["--only", "kernels"];
     let (output, report) = check(folder.path(), folder.path(), &[], &only);
     assert!(output.status.success(), "{report:#}");
-    let rows = part(&report, "kernels")["rows"].as_array().unwrap();
-    let cases: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
-    assert_eq!(cases, ["embedding_bf16", "rms_norm_1", "swiglu_silu"]);
-    for row in rows {
+    assert_eq!(cases(&report, "kernels"), ["embedding_bf16", "rms_norm_1", "swiglu_silu"]);
+    for row in rows(&report, "kernels") {
         assert_eq!(row["ours"]["value"], 0.0, "the same machine underneath: {row}");
         assert!(row["note"].as_str().unwrap().starts_with("2 launches, 2 of equal bits; 0 of "), "{row}");
     }
@@ -107,7 +105,7 @@ fn software_driver_kernels_do_what_was_recorded_and_what_they_do_not_fails_the_c
     let faults = [("CONSORT_SOFTWARE_DRIVER_FAULTS", "cuLaunchKernel:3=700")];
     let (output, report) = check(folder.path(), folder.path(), &faults, &only);
     assert!(!output.status.success());
-    assert_eq!(part(&report, "kernels")["outcome"], "done");
+    assert_eq!(outcome(&report, "kernels"), "done");
     assert_eq!(row(&report, "kernels", "embedding_bf16")["ours"]["value"], 0.0);
     assert_eq!(row(&report, "kernels", "swiglu_silu")["ours"]["value"], 0.0);
     let lost = row(&report, "kernels", "rms_norm_1");

@@ -9,11 +9,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{check, part};
-
-fn outcome<'a>(report: &'a Value, name: &str) -> &'a Value {
-    &part(report, name)["outcome"]
-}
+use crate::{check, outcome};
 
 /// A folder with these fixtures as its models.
 fn folder_of(models: &[&str]) -> tempfile::TempDir {
@@ -124,23 +120,16 @@ fn software_driver_a_random_model_is_loaded_filled_and_decoded_by_graphs() {
     let folder = folder_of(&[]);
     let (output, report, counted) = run(folder.path(), "model", "");
     assert_eq!(outcome(&report, "model"), "done", "{report}");
-    let mut expected =
-        vec!["load, from mapped files to the device".to_owned(), "prefill of 96".to_owned()];
+    let mut expected = vec!["load, from mapped files to the device".to_owned(), "prefill of 96".to_owned()];
     for batch in [1, 8] {
         let case = format!("decode at 96, batch {batch}");
         expected.push(format!("{case}: logits against the prefill's"));
         expected.push(case.clone());
         expected.push(format!("{case}: the layers' graph alone"));
     }
-    assert_eq!(
-        (cases(&report), required_and_right(&report)),
-        (expected.iter().map(|x| &**x).collect(), 2)
-    );
+    assert_eq!((cases(&report), required_and_right(&report)), (expected.iter().map(|x| &**x).collect(), 2));
     let positive = |row: &Value| row["ours"]["value"].as_f64().unwrap() > 0.0;
-    assert!(
-        rows(&report).iter().filter(|row| row["ours"]["better"] == "higher").all(positive),
-        "{report}"
-    );
+    assert!(rows(&report).iter().filter(|row| row["ours"]["better"] == "higher").all(positive), "{report}");
     assert!(output.status.success());
     let counted = assert_clean(counted);
     assert!(counted["graph_launches"].as_u64().unwrap() >= 2 * 14, "{counted}");
