@@ -187,6 +187,8 @@ impl CudaLlama {
         let (mut weights, mut buffers) = (weights.place(&arena), buffers.place(&arena));
         upload(device, &mut weights, checkpoint, progress)?;
         device.upload(&shape.frequencies, buffers.frequencies.all_mut())?;
+        step::rehearse_products(&**device, &shape, &weights, &mut buffers)?;
+        device.synchronize("multiply for the first time", UPLOAD_LIMIT).map_err(KernelError::from)?;
         Ok(CudaLlama {
             graphs: Graphs::default(),
             device: device.clone(),
