@@ -142,7 +142,9 @@ impl Group {
         // One that is lost does nothing any more.
         if let Err(CudaError::Timeout { .. }) = device.synchronize("end its part of a group's work", limit) {
             // It may go on in the others' memory, which they keep for it.
-            self.under_way.take().map(WorkUnderWay::strand);
+            if let Some(work) = self.under_way.take() {
+                work.strand();
+            }
             return false;
         }
         self.end();
