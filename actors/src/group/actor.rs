@@ -6,16 +6,14 @@ use std::{
     time::Instant,
 };
 
-use consort_parallel::{
-    collective::{AbortHandle, Collective, LocalGroup},
-    ids::Rank,
-};
-use ractor::{Actor, ActorProcessingErr, ActorRef, SpawnErr, SupervisionEvent, concurrency::JoinHandle};
+use consort_parallel::{collective::Collective, ids::Rank};
+use ractor::{Actor, ActorProcessingErr, ActorRef, SpawnErr, SupervisionEvent};
 use tokio::sync::oneshot;
 
 use super::{
     GroupMessage, RestartBudget,
     muster::{Muster, Mustered},
+    owned::{CollectiveGuard, Timer, new_collective},
     state::{Gather, Incident, Silence, names},
 };
 use crate::{
@@ -86,24 +84,6 @@ enum Loss {
     /// Ranks do not answer. Which of them hangs shows when the collective is aborted: those that only waited for it
     /// join the next epoch.
     Silence,
-}
-
-/// The group's timer; it ends with the group.
-struct Timer(JoinHandle<()>);
-
-impl Drop for Timer {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-/// Aborts the collective when dropped, so that no thread stays in it whatever ends the group.
-struct CollectiveGuard(AbortHandle);
-
-impl Drop for CollectiveGuard {
-    fn drop(&mut self) {
-        self.0.abort("the group ended");
-    }
 }
 
 impl Actor for GroupActor {
@@ -505,11 +485,4 @@ fn spawn_error(error: SpawnErr) -> ShardError {
         }
         error => ShardError::load(error),
     }
-}
-
-/// A fresh collective of `ranks` members, and the handle that ends it.
-fn new_collective(ranks: usize) -> (Vec<Box<dyn Collective>>, AbortHandle) {
-    let comms = LocalGroup::new(ranks);
-    let abort = comms.first().expect("an ensemble has at least one rank; checked by its spec").abort_handle();
-    (comms.into_iter().map(|comm| Box::new(comm) as Box<dyn Collective>).collect(), abort)
 }

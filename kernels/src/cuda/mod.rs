@@ -66,9 +66,9 @@ pub trait Launcher {
         Ok(false)
     }
 
-    /// Makes a library ready for products like this one, which is of one row, with any of these numbers of rows: chooses
-    /// how to multiply, and multiplies once in each way. What the driver loads for a kernel it loads at the kernel's
-    /// first launch, and may wait for the device with that; in a step, the device may wait for others.
+    /// Makes a library ready for products like this one, which is of one row, with any of these numbers of rows: it
+    /// chooses how to multiply, and multiplies once in each way. What the driver loads for a kernel it loads at the
+    /// kernel's first launch, and may wait for the device with that; in a step, the device may wait for others.
     fn rehearse(&self, product: &Product<'_>, rows: RangeInclusive<usize>) -> Result<(), KernelError> {
         let _ = (product, rows);
         Ok(())

@@ -51,8 +51,8 @@ impl SharedWork {
         self.shared.state().is_closed = true;
     }
 
-    /// From now on none is begun. Returns whether all that was under way has ended within `limit`; at once where some of
-    /// it may never end.
+    /// From now on none is begun. Returns whether all that was under way has ended within `limit`; at once where some
+    /// of it may never end.
     pub fn close_and_wait(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut state = self.shared.state();

@@ -11,7 +11,8 @@ use std::{
 
 use super::{CudaDevice, CudaError, raw::HostMemory};
 
-/// Words in page-locked memory that the host writes from any thread while kernels watch them, and the other way round: abort words.
+/// Words in page-locked memory that the host writes from any thread while kernels watch them, and the other way round:
+/// abort words.
 pub struct HostWords {
     memory: HostMemory,
     count: usize,
