@@ -140,7 +140,7 @@ pub enum ShardState {
     Loading,
     /// Executes.
     Ready,
-    /// Ended; its supervisor decides what follows.
+    /// Failed. It ends, or has ended; its supervisor decides what follows.
     Lost,
     /// Ended with the ensemble.
     Stopped,

@@ -1,5 +1,6 @@
 //! The actor tree over model-free executors: every test ends with no executor and no thread left.
 
+mod failing;
 mod joining;
 
 use std::{
@@ -209,24 +210,6 @@ async fn a_lost_shard_ends_open_requests_and_restarts_alone() {
         assert_eq!(status.ranks.iter().map(|rank| rank.restarts).collect::<Vec<_>>(), [0, 1, 0]);
         finish(ensemble, &factory).await;
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn survivors_that_notice_first_do_not_hide_the_cause() {
-    let (ensemble, factory) = start(FakeFactory::new().with_fault(1, 10, Fault::Panic)).await;
-    factory.drop_latch.close();
-    let lost = tokio::spawn(read(ensemble.submit(request(0, 4, 500)).unwrap()));
-    // Long enough for the survivors to report that the collective was aborted, while rank 1 frees its memory.
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(ensemble.status().epoch, 0);
-    factory.drop_latch.open();
-    let GenerationEvent::Failed(GenerationError::ShardLost { reason }) = lost.await.unwrap().1 else {
-        panic!()
-    };
-    assert!(reason.contains("rank 1: the compute thread panicked"), "{reason}");
-    until_ready(&ensemble).await;
-    assert_eq!((ensemble.status().epoch, factory.builds()), (1, vec![1, 2, 1]));
-    finish(ensemble, &factory).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,20 +1,19 @@
 //! The shard group's actor: scatter, gather, and form anew.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, atomic::Ordering},
     time::Instant,
 };
 
-use consort_parallel::{
-    collective::{AbortHandle, Collective, LocalGroup},
-    ids::Rank,
-};
-use ractor::{Actor, ActorProcessingErr, ActorRef, SpawnErr, SupervisionEvent, concurrency::JoinHandle};
+use consort_parallel::{collective::Collective, ids::Rank};
+use ractor::{Actor, ActorProcessingErr, ActorRef, SpawnErr, SupervisionEvent};
 use tokio::sync::oneshot;
 
 use super::{
     GroupMessage, RestartBudget,
     muster::{Muster, Mustered},
+    owned::{CollectiveGuard, Timer, new_collective},
     state::{Gather, Incident, Silence, names},
 };
 use crate::{
@@ -52,8 +51,8 @@ pub(crate) struct GroupState {
     gather: Gather,
     budget: RestartBudget,
     incident: Incident,
-    /// Whether a rank of this epoch has failed and is about to end: it explains what the others report.
-    failing: bool,
+    /// Ranks that failed in this epoch and have not ended yet. Their memory is taken until they have.
+    failing: BTreeSet<Rank>,
     /// What the last loss was.
     last_loss: String,
     silence: Silence,
@@ -68,6 +67,8 @@ enum Phase {
     Forming,
     /// Plans are executed.
     Playing,
+    /// A rank failed while plans were executed. All who waited were told; the next epoch forms once it has ended.
+    Breaking,
     /// Given up.
     Failed,
 }
@@ -83,24 +84,6 @@ enum Loss {
     /// Ranks do not answer. Which of them hangs shows when the collective is aborted: those that only waited for it
     /// join the next epoch.
     Silence,
-}
-
-/// The group's timer; it ends with the group.
-struct Timer(JoinHandle<()>);
-
-impl Drop for Timer {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-/// Aborts the collective when dropped, so that no thread stays in it whatever ends the group.
-struct CollectiveGuard(AbortHandle);
-
-impl Drop for CollectiveGuard {
-    fn drop(&mut self) {
-        self.0.abort("the group ended");
-    }
 }
 
 impl Actor for GroupActor {
@@ -130,7 +113,7 @@ impl Actor for GroupActor {
             gather: Gather::new(ranks),
             budget: RestartBudget::default(),
             incident: Incident::default(),
-            failing: false,
+            failing: BTreeSet::new(),
             last_loss: String::new(),
             silence,
             load_reports: 0,
@@ -172,16 +155,14 @@ impl Actor for GroupActor {
                 }
             }
             GroupMessage::ShardFailing { rank, epoch, reason } => {
-                // Its end follows once its memory is free, or has overtaken this message: supervision events do.
-                // Until then no rank waits for it, and each knows why.
+                // A later epoch has formed without it.
                 if epoch == state.epoch {
-                    state.failing = true;
-                    state.collective.0.abort(&format!("{rank}: {reason}"));
+                    state.shard_failing(rank, &reason);
                 }
             }
             GroupMessage::ShardAborted { rank, epoch, reason } => {
-                // Expected of survivors once a rank fails or this group has aborted, which also ends the epoch.
-                if state.phase == Phase::Playing && epoch == state.epoch && !state.failing {
+                // Expected of survivors once a rank fails or this group has aborted, which also ends the play.
+                if state.phase == Phase::Playing && epoch == state.epoch {
                     state.lose(&myself, Loss::Collective, format!("{rank}: {reason}")).await;
                 } else if state.forms(epoch) {
                     let outcome = state.muster.aborted(rank, reason);
@@ -315,6 +296,23 @@ impl GroupState {
         }
     }
 
+    /// A rank will end with an error, and may take long to give its memory back: nobody waits for that. Its end has
+    /// overtaken this message where the rank is gone already, because supervision events do.
+    fn shard_failing(&mut self, rank: Rank, reason: &str) {
+        let reason = format!("{rank}: {reason}");
+        self.collective.0.abort(&reason);
+        let breaks = matches!(self.phase, Phase::Playing | Phase::Breaking);
+        if !breaks || self.shards[rank.index()].is_none() {
+            return;
+        }
+        self.silence.broken(Instant::now());
+        self.failing.insert(rank);
+        self.shared.board.update(|status| status.ranks[rank.index()].state = ShardState::Lost);
+        if self.phase == Phase::Playing && self.break_up(&Loss::Rank(rank), reason) {
+            self.phase = Phase::Breaking;
+        }
+    }
+
     /// The first loading fails with its first error; any later loss is a restart.
     async fn shard_lost(&mut self, myself: &ActorRef<GroupMessage>, rank: Rank, error: ShardError) {
         self.shared.board.update(|status| status.ranks[rank.index()].state = ShardState::Lost);
@@ -327,6 +325,16 @@ impl GroupState {
             let _ = first_load.send(Err(EnsembleError::Load { rank, source: error }));
             return;
         }
+        if self.phase == Phase::Breaking {
+            // This loss, or one more of the same incident.
+            self.failing.remove(&rank);
+            self.incident.absorbs(rank);
+            self.shared.board.update(|status| status.ranks[rank.index()].restarts += 1);
+            if self.failing.is_empty() {
+                self.form_anew(myself, false).await;
+            }
+            return;
+        }
         self.lose(myself, Loss::Rank(rank), reason).await;
     }
 
@@ -336,37 +344,45 @@ impl GroupState {
         let reports = self.shared.load_reports.load(Ordering::Relaxed);
         let progress = reports != std::mem::replace(&mut self.load_reports, reports);
         let awaited = match self.phase {
-            Phase::Forming if self.first_load.is_none() && !progress => Some((None, self.muster.missing())),
-            Phase::Playing => self.gather.missing().map(|(step, ranks)| (Some(step), ranks)),
+            Phase::Forming if self.first_load.is_none() && !progress => {
+                Some((format!("{} was not joined", self.epoch), self.muster.missing()))
+            }
+            Phase::Playing => {
+                self.gather.missing().map(|(step, ranks)| (format!("{step} was not answered"), ranks))
+            }
+            Phase::Breaking => {
+                Some((format!("{} was not left", self.epoch), self.failing.iter().copied().collect()))
+            }
             Phase::Forming | Phase::Failed => None,
         };
-        let Some((step, ranks)) = awaited else { return self.silence.broken(now) };
+        let Some((what, ranks)) = awaited else { return self.silence.broken(now) };
         let Some(limit) = self.silence.exceeded(now) else { return };
-        let who = names(&ranks);
-        match step {
-            Some(step) => {
-                let reason = format!("{step} was not answered for {limit:?} by {who}");
-                self.lose(myself, Loss::Silence, reason).await;
-            }
-            None => {
-                // Before the state: whoever sees that it failed, sees who is lost.
-                self.shared.board.update(|status| {
-                    ranks.iter().for_each(|rank| status.ranks[rank.index()].state = ShardState::Lost);
-                });
-                let (epoch, after) = (self.epoch, &self.last_loss);
-                self.fail(&format!("{epoch} was not joined for {limit:?} by {who}, after: {after}"));
-            }
+        let reason = format!("{what} for {limit:?} by {}", names(&ranks));
+        if self.phase == Phase::Playing {
+            return self.lose(myself, Loss::Silence, reason).await;
         }
+        // Before the state: whoever sees that it failed, sees who is lost.
+        self.shared.board.update(|status| {
+            ranks.iter().for_each(|rank| status.ranks[rank.index()].state = ShardState::Lost);
+        });
+        self.fail(&format!("{reason}, after: {}", self.last_loss));
     }
 
-    /// The one place where a restart is decided: fences the epoch, aborts the collective, and forms the next epoch
-    /// from survivors and successors, or gives up.
+    /// Breaks up and forms the next epoch from survivors and successors, or gives up.
     async fn lose(&mut self, myself: &ActorRef<GroupMessage>, loss: Loss, reason: String) {
-        if self.phase == Phase::Failed {
+        if self.phase == Phase::Failed || !self.break_up(&loss, reason) {
             return;
         }
+        if let Loss::Rank(rank) = loss {
+            self.shared.board.update(|status| status.ranks[rank.index()].restarts += 1);
+        }
+        self.form_anew(myself, matches!(loss, Loss::Trust)).await;
+    }
+
+    /// The one place where a restart is decided: aborts the collective and tells all who wait. False where it gave up.
+    fn break_up(&mut self, loss: &Loss, reason: String) -> bool {
         self.collective.0.abort(&reason);
-        let attempt = if matches!(loss, Loss::Rank(rank) if self.incident.absorbs(rank)) {
+        let attempt = if matches!(loss, Loss::Rank(rank) if self.incident.absorbs(*rank)) {
             Some(self.budget.attempt())
         } else if self.incident.may_restart() {
             self.budget.spend(Instant::now())
@@ -374,26 +390,25 @@ impl GroupState {
             None
         };
         let Some(attempt) = attempt else {
-            return self.fail(&format!("{reason} (after {} restarts in a row)", super::RESTARTS_MAX));
+            self.fail(&format!("{reason} (after {} restarts in a row)", super::RESTARTS_MAX));
+            return false;
         };
         self.last_loss.clone_from(&reason);
         tracing::warn!(epoch = self.epoch.0, attempt, reason, "shard group lost; it forms anew");
         // State first: a request that arrives now is refused as not ready instead of being lost.
         self.shared.board.transition(EnsembleState::Restarting { attempt, reason: reason.clone() });
         let _ = self.scheduler.cast(SchedulerMessage::GroupLost { epoch: self.epoch, reason });
+        true
+    }
+
+    /// Begins the next epoch, and has all ranks join it, with new weights if `rebuild`.
+    async fn form_anew(&mut self, myself: &ActorRef<GroupMessage>, rebuild: bool) {
         let (comms, abort) = new_collective(self.shards.len());
         self.epoch = self.shared.next_epoch();
         self.collective = CollectiveGuard(abort);
         self.gather = Gather::new(self.shards.len());
         self.muster = Muster::new(self.shards.len());
         self.phase = Phase::Forming;
-        let rebuild = match loss {
-            Loss::Rank(_) | Loss::Collective | Loss::Silence => false,
-            Loss::Trust => true,
-        };
-        if let Loss::Rank(rank) = loss {
-            self.shared.board.update(|status| status.ranks[rank.index()].restarts += 1);
-        }
         self.join(myself, comms, rebuild).await;
     }
 
@@ -405,7 +420,7 @@ impl GroupState {
         rebuild: bool,
     ) {
         let epoch = self.epoch;
-        self.failing = false;
+        self.failing.clear();
         self.silence.broken(Instant::now());
         self.shared.board.update(|status| {
             status.epoch = epoch.0;
@@ -470,11 +485,4 @@ fn spawn_error(error: SpawnErr) -> ShardError {
         }
         error => ShardError::load(error),
     }
-}
-
-/// A fresh collective of `ranks` members, and the handle that ends it.
-fn new_collective(ranks: usize) -> (Vec<Box<dyn Collective>>, AbortHandle) {
-    let comms = LocalGroup::new(ranks);
-    let abort = comms.first().expect("an ensemble has at least one rank; checked by its spec").abort_handle();
-    (comms.into_iter().map(|comm| Box::new(comm) as Box<dyn Collective>).collect(), abort)
 }

@@ -21,7 +21,8 @@ pub(crate) enum GroupMessage {
     ShardLoaded { rank: Rank, epoch: Epoch, weight_bytes: u64, kv_bytes: u64 },
     /// A shard could not even be started.
     ShardUnstarted { rank: Rank, epoch: Epoch, error: ShardError },
-    /// A shard that joined this epoch will end with this failure, which its end repeats.
+    /// A shard that joined this epoch will end with this failure, which its end repeats: that follows once the shard
+    /// has given its memory back, which may take long where a device hangs.
     ShardFailing { rank: Rank, epoch: Epoch, reason: String },
     /// A shard executed a step.
     ShardExecuted { rank: Rank, result: StepResult },

@@ -8,6 +8,7 @@
 mod actor;
 mod message;
 mod muster;
+mod owned;
 mod state;
 
 #[cfg(test)]

@@ -91,9 +91,9 @@ impl ComputeThread {
     }
 }
 
-/// Body of the thread. A failure is told before the executor is dropped, because its membership ends with it and the
-/// other ranks then report an abort that they cannot explain. The end is told after, so that a successor finds the
-/// memory free.
+/// Body of the thread. A failure is told before the executor is dropped: open requests need not wait until a device
+/// that hangs gives its memory back, and the other ranks learn why the membership ends. The end is told after, so that
+/// a successor finds the memory free.
 fn run(arguments: ComputeArguments, commands: &Receiver<ComputeCommand>) {
     let rank = arguments.rank;
     let (group, shard) = (arguments.group.clone(), arguments.shard.clone());

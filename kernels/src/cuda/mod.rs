@@ -26,6 +26,8 @@ pub use args::Args;
 pub use product::Product;
 pub use slice::{DeviceSlice, DeviceSliceMut};
 
+use std::ops::RangeInclusive;
+
 use crate::KernelError;
 
 /// One launch, in the terms of `cuLaunchKernel`.
@@ -62,6 +64,14 @@ pub trait Launcher {
     fn multiply(&self, product: &Product<'_>) -> Result<bool, KernelError> {
         let _ = product;
         Ok(false)
+    }
+
+    /// Makes a library ready for products like this one, which is of one row, with any of these numbers of rows: it
+    /// chooses how to multiply, and multiplies once in each way. What the driver loads for a kernel it loads at the
+    /// kernel's first launch, and may wait for the device with that; in a step, the device may wait for others.
+    fn rehearse(&self, product: &Product<'_>, rows: RangeInclusive<usize>) -> Result<(), KernelError> {
+        let _ = (product, rows);
+        Ok(())
     }
 }
 

@@ -174,6 +174,27 @@ pub fn linear(
     Ok(())
 }
 
+/// Makes a launcher's library ready for this product with up to `rows_max` rows, so that none of them waits for what a
+/// first one waits for. `x` and `y` are of one row, and begin where those of many will; `y` is overwritten.
+pub fn rehearse(
+    launcher: &dyn Launcher,
+    x: DeviceSlice<'_, bf16>,
+    weight: WeightView<'_>,
+    y: DeviceSliceMut<'_, f32>,
+    workspace: &mut Workspace<'_>,
+    (invariance, rows_max): (Invariance, usize),
+) -> Result<(), KernelError> {
+    let WeightView { values, outputs, inputs } = weight;
+    check_shape(outputs, inputs, rows_max)?;
+    if invariance != Invariance::None {
+        return Ok(());
+    }
+    let scratch = workspace.partials.range(0..workspace.partials.len());
+    let product =
+        Product { x, weight: values, bias: None, y, scratch, rows: 1, outputs, stride: row_stride(inputs) };
+    launcher.rehearse(&product, LIBRARY_ROWS_MIN..=rows_max)
+}
+
 fn check_shape(outputs: usize, inputs: usize, rows: usize) -> Result<(), KernelError> {
     if inputs > INPUTS_MAX || outputs > ROWS_MAX || rows > ROWS_MAX {
         return unsupported(format!(

@@ -25,6 +25,8 @@ struct Shared {
 struct State {
     under_way: usize,
     is_closed: bool,
+    /// Some of it may go on for ever.
+    is_stranded: bool,
 }
 
 /// Somebody's work that is under way; dropped when it has ended.
@@ -49,19 +51,30 @@ impl SharedWork {
         self.shared.state().is_closed = true;
     }
 
-    /// From now on none is begun. Returns whether all that was under way has ended within `limit`.
+    /// From now on none is begun. Returns whether all that was under way has ended within `limit`; at once where some
+    /// of it may never end.
     pub fn close_and_wait(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut state = self.shared.state();
         state.is_closed = true;
         while state.under_way > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || state.is_stranded {
                 return false;
             }
             state = self.shared.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
+    }
+}
+
+impl WorkUnderWay {
+    /// Nobody can tell when it ends: its device hangs.
+    pub fn strand(self) {
+        self.shared.state().is_stranded = true;
+        self.shared.ended.notify_all();
+        // It never counts as ended.
+        std::mem::forget(self);
     }
 }
 
@@ -97,5 +110,17 @@ mod tests {
         drop(second);
         assert!(left.join().expect("it does not panic"));
         assert!(work.close_and_wait(Duration::ZERO), "nobody is at work any more");
+    }
+
+    #[test]
+    fn nobody_waits_for_work_that_may_never_end() {
+        let work = SharedWork::default();
+        let (stuck, other) = (work.begin().expect("open"), work.begin().expect("open"));
+        let leaver = work.clone();
+        let left = thread::spawn(move || leaver.close_and_wait(Duration::from_secs(600)));
+        stuck.strand();
+        assert!(!left.join().expect("it does not panic"));
+        drop(other);
+        assert!(!work.close_and_wait(Duration::from_secs(600)), "it counts for ever");
     }
 }

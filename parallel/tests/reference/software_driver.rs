@@ -307,6 +307,51 @@ fn cuda_error(outcome: Result<(), ModelError>) -> CudaError {
     }
 }
 
+/// Has a rank alone do `steps` of 100 rows, of up to 128.
+fn steps_of_many_rows(steps: usize) {
+    let checkpoint = open("tiny_llama");
+    let partition = Partition::new(checkpoint.config(), 1, None).unwrap();
+    let mut comm = LocalGroup::new(1).remove(0);
+    let options = LoadOptions {
+        dtype: DType::BF16,
+        max_batch_tokens: 128,
+        block_size: BLOCK_SIZE,
+        max_num_seqs: 8,
+        max_model_len: 256,
+        num_blocks: 4096,
+        step_limit: STEP_LIMIT,
+        deterministic: false,
+    };
+    let device = Setup { place: FAST, ..Setup::new(1, DType::BF16, 128) }.device(Rank(0));
+    let mut model = load(&device, &checkpoint, &partition, Rank(0), &options, &|_, _| {}).unwrap();
+    model.join(&mut comm).unwrap();
+    let layout = kv_layout(checkpoint.config(), partition.share(Rank(0)), DType::BF16, BLOCK_SIZE).unwrap();
+    let mut kv = KvStore::new(&device, layout, 16).unwrap();
+    for _ in 0..steps {
+        let batch = step(100, 1, checkpoint.config().vocab_size);
+        model.forward(&batch, &mut kv, &mut comm).unwrap();
+        model.logits(0..1, &mut comm).unwrap();
+    }
+}
+
+#[test]
+fn software_driver_a_step_of_many_rows_multiplies_as_was_rehearsed_at_load() {
+    let test = "software_driver::software_driver_a_step_of_many_rows_multiplies_as_was_rehearsed_at_load";
+    let asked = |steps: &str| {
+        let report = in_child_reported(test, &[("STEPS", steps)], || {
+            steps_of_many_rows(std::env::var("STEPS").unwrap().parse().unwrap());
+        })?;
+        assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
+        Some(["cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmul"].map(|name| report.calls[name]))
+    };
+    let Some([chosen, multiplied]) = asked("0") else { return };
+    let Some(after_two) = asked("2") else { return };
+    println!("{chosen} chosen, {multiplied} multiplied at load; {after_two:?} after two steps");
+    assert_eq!((chosen, multiplied), (4, 4), "for each matrix of a layer one algorithm");
+    let layers = open("tiny_llama").config().num_layers as u64;
+    assert_eq!(after_two, [4, 4 + 2 * 4 * layers], "steps choose nothing");
+}
+
 #[test]
 fn software_driver_a_device_that_hangs_is_a_typed_error_within_its_limit() {
     let test = "software_driver::software_driver_a_device_that_hangs_is_a_typed_error_within_its_limit";

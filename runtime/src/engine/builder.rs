@@ -1,13 +1,16 @@
 //! From a topology or a model's path to a running engine.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use consort_actors::{CacheSpec, Ensemble, EnsembleSpec, LoadProgress, SchedulerConfig};
 use consort_kernels::{
     cuda::{cubins::Cubins, settings::Settings},
     device::Isa,
 };
-use consort_parallel::checkpoint::Checkpoint;
+use consort_parallel::{
+    checkpoint::Checkpoint,
+    model::{LoadOptions, STEP_LIMIT},
+};
 
 use super::{
     Engine, Inner, Limits, LiveRequests,
@@ -40,6 +43,8 @@ pub struct EngineBuilder {
     overrides: Overrides,
     environment: Option<Environment>,
     on_progress: Option<OnProgress>,
+    /// How long a device may take for a step, if not as long as ever; only tests say so.
+    step_limit: Option<Duration>,
     #[cfg(test)]
     faults: Option<crate::testing::Faults>,
 }
@@ -137,6 +142,13 @@ impl EngineBuilder {
         self
     }
 
+    /// How long a device may take for a step before it is taken to hang.
+    #[cfg(test)]
+    pub(crate) fn step_limit(mut self, limit: Duration) -> Self {
+        self.step_limit = Some(limit);
+        self
+    }
+
     /// The topology, or all that is wrong: what breaks its own rules, and what the model cannot do besides.
     fn topology(&self, overrides: &Overrides) -> Result<Topology, TopologyError> {
         let of_process;
@@ -183,7 +195,8 @@ impl EngineBuilder {
     /// topology says of its server is for [`EngineBuilder::server_settings`] and left alone here.
     pub async fn start(self) -> Result<Engine, EngineError> {
         let topology = self.topology(&Overrides { without_server: true, ..self.overrides.clone() })?;
-        let prepared = tokio::task::spawn_blocking(move || Prepared::new(&topology)).await??;
+        let step_limit = self.step_limit.unwrap_or(STEP_LIMIT);
+        let prepared = tokio::task::spawn_blocking(move || Prepared::new(&topology, step_limit)).await??;
         let Prepared { spec, tokenizer, template, limits, model_name, checkpoint, metrics, compute } =
             prepared;
         #[cfg(test)]
@@ -244,7 +257,7 @@ fn texts(checkpoint: &Checkpoint) -> Result<(Arc<Tokenizer>, Option<ChatTemplate
 
 impl Prepared {
     /// Opens and checks; blocking. Weights are not read.
-    fn new(topology: &Topology) -> Result<Self, EngineError> {
+    fn new(topology: &Topology, step_limit: Duration) -> Result<Self, EngineError> {
         let checkpoint = open(topology)?;
         // Whether the model can be divided as asked comes before the slower look at its tokenizer.
         let cards = Cards::look(topology.devices()).map_err(DeviceError)?;
@@ -269,7 +282,7 @@ impl Prepared {
             kv_blocks = plan.num_blocks,
             "loading the model"
         );
-        let spec = ensemble_spec(topology, &checkpoint, plan);
+        let spec = ensemble_spec(topology, &checkpoint, plan, step_limit);
         let (tokenizer, template) = texts(&checkpoint)?;
         let model_name = topology.served_model_name().to_owned();
         let metrics = EngineMetrics::new(&model_name, spec.cache.block_size, spec.cache.num_blocks)?;
@@ -277,7 +290,12 @@ impl Prepared {
     }
 }
 
-fn ensemble_spec(topology: &Topology, checkpoint: &Arc<Checkpoint>, plan: Plan) -> EnsembleSpec {
+fn ensemble_spec(
+    topology: &Topology,
+    checkpoint: &Arc<Checkpoint>,
+    plan: Plan,
+    step_limit: Duration,
+) -> EnsembleSpec {
     let block_size = topology.block_size();
     let max_num_batched_tokens = topology.max_num_batched_tokens();
     let (num_blocks, max_model_len) = (plan.num_blocks, plan.max_model_len);
@@ -285,7 +303,7 @@ fn ensemble_spec(topology: &Topology, checkpoint: &Arc<Checkpoint>, plan: Plan) 
     let factory = ModelFactory {
         checkpoint: Arc::clone(checkpoint),
         partition: plan.partition,
-        options: load_options(topology, plan.dtype, max_model_len, num_blocks),
+        options: LoadOptions { step_limit, ..load_options(topology, plan.dtype, max_model_len, num_blocks) },
         num_blocks,
         devices: topology.devices().to_vec(),
         threads_per_rank: plan.threads_per_rank,

@@ -4,7 +4,7 @@ use consort_kernels::{
     KernelError,
     cuda::{
         arch::Arch,
-        device::{CudaError, DeviceFacts, Selector, devices},
+        device::{CudaError, DeviceFacts, Selector, devices, free_bytes},
         settings::Settings,
     },
 };
@@ -20,7 +20,14 @@ use crate::topology::DeviceSpec;
 /// One card for each rank.
 #[derive(Debug)]
 pub(super) struct Cards {
-    facts: Vec<DeviceFacts>,
+    cards: Vec<Card>,
+}
+
+#[derive(Debug)]
+struct Card {
+    facts: DeviceFacts,
+    /// What others have left of its memory.
+    free_bytes: u64,
 }
 
 /// What is left for keys and values on the card that has least.
@@ -45,12 +52,14 @@ pub(super) fn selector(device: DeviceSpec) -> Result<Selector, CudaError> {
 }
 
 impl Cards {
-    /// Those of `devices`, in rank order; `None` where ranks compute on CPUs.
+    /// Those of `wanted`, in rank order; `None` where ranks compute on CPUs. Only they are opened, and only when they
+    /// are known to do.
     pub(super) fn look(wanted: &[DeviceSpec]) -> Result<Option<Cards>, CudaError> {
         if wanted.iter().all(DeviceSpec::is_cpu) {
             return Ok(None);
         }
-        let known = devices(&Settings::of_process())?;
+        let settings = Settings::of_process();
+        let known = devices(&settings)?;
         let find = |device: &DeviceSpec| {
             let selector = selector(*device)?;
             let found = known.iter().find(|card| selector.matches(card.ordinal, card.uuid));
@@ -65,36 +74,13 @@ impl Cards {
             })
         };
         let facts: Vec<DeviceFacts> = wanted.iter().map(find).collect::<Result<_, _>>()?;
-        for (at, card) in facts.iter().enumerate() {
-            if let Some(rank) = facts[..at].iter().position(|other| other.ordinal == card.ordinal) {
-                let reason = format!(
-                    "\"{}\" (rank {rank}) and \"{}\" (rank {at}) are one card; each rank needs its own",
-                    wanted[rank], wanted[at]
-                );
-                return Err(CudaError::NoDevice { wanted: wanted[at].to_string(), reason });
-            }
-        }
-        for card in &facts {
-            let (major, minor) = card.capability;
-            Arch::of_device(major, minor).map_err(|error| CudaError::TooOld {
-                ordinal: card.ordinal,
-                name: card.name.clone(),
-                reason: error.to_string(),
-            })?;
-            let unreached =
-                facts.iter().find(|peer| peer.ordinal != card.ordinal && !card.peers.contains(&peer.ordinal));
-            if let Some(peer) = unreached {
-                return Err(CudaError::NoDevice {
-                    wanted: format!("cuda:{}", peer.ordinal),
-                    reason: format!(
-                        "cuda:{} cannot use its memory, and ranks sum over each other's (`consort doctor` shows which \
-                         cards can)",
-                        card.ordinal
-                    ),
-                });
-            }
-        }
-        Ok(Some(Cards { facts }))
+        check(wanted, &facts)?;
+        let with_free = |facts: DeviceFacts| {
+            let free_bytes = free_bytes(&settings, facts.ordinal)?;
+            Ok(Card { facts, free_bytes })
+        };
+        let cards = facts.into_iter().map(with_free).collect::<Result<_, CudaError>>()?;
+        Ok(Some(Cards { cards }))
     }
 
     /// Blocks that fit on every card beside weights and activations, in `utilization` of its memory. Computed from
@@ -107,12 +93,13 @@ impl Cards {
         utilization: f64,
     ) -> Result<Option<CardMemory>, KernelError> {
         let mut least: Option<CardMemory> = None;
-        for ((rank, card), share) in self.facts.iter().enumerate().zip(partition.shares()) {
+        for ((rank, Card { facts: card, free_bytes }), share) in
+            self.cards.iter().enumerate().zip(partition.shares())
+        {
             let of = Rank(rank as u16);
             let layout = model::kv_layout(config, share, options.dtype, options.block_size)?;
             // Others may have taken some of it.
-            let usable_bytes = ((card.memory_bytes as f64 * utilization) as u64)
-                .min(card.free_bytes.unwrap_or(card.memory_bytes));
+            let usable_bytes = ((card.memory_bytes as f64 * utilization) as u64).min(*free_bytes);
             let blocks_in =
                 |bytes: u64| (bytes / layout.block_bytes().max(1)).min(u64::from(u32::MAX)) as usize;
             // Scratch memory grows with the pool, slowly: that of a pool which fills the card is enough for any.
@@ -129,4 +116,38 @@ impl Cards {
         }
         Ok(least)
     }
+}
+
+/// Whether these cards, one for each of `wanted`, are different ones that can do the work together.
+fn check(wanted: &[DeviceSpec], facts: &[DeviceFacts]) -> Result<(), CudaError> {
+    for (at, card) in facts.iter().enumerate() {
+        if let Some(rank) = facts[..at].iter().position(|other| other.ordinal == card.ordinal) {
+            let reason = format!(
+                "\"{}\" (rank {rank}) and \"{}\" (rank {at}) are one card; each rank needs its own",
+                wanted[rank], wanted[at]
+            );
+            return Err(CudaError::NoDevice { wanted: wanted[at].to_string(), reason });
+        }
+    }
+    for card in facts {
+        let (major, minor) = card.capability;
+        Arch::of_device(major, minor).map_err(|error| CudaError::TooOld {
+            ordinal: card.ordinal,
+            name: card.name.clone(),
+            reason: error.to_string(),
+        })?;
+        let unreached =
+            facts.iter().find(|peer| peer.ordinal != card.ordinal && !card.peers.contains(&peer.ordinal));
+        if let Some(peer) = unreached {
+            return Err(CudaError::NoDevice {
+                wanted: format!("cuda:{}", peer.ordinal),
+                reason: format!(
+                    "cuda:{} cannot use its memory, and ranks sum over each other's (`consort doctor` shows which \
+                     cards can)",
+                    card.ordinal
+                ),
+            });
+        }
+    }
+    Ok(())
 }

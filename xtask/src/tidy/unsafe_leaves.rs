@@ -57,11 +57,11 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/src/cuda/device/graph.rs",
     "kernels/src/cuda/device/launcher.rs",
     "kernels/src/cuda/device/matrix.rs",
-    "kernels/src/cuda/device/pinned.rs",
     "kernels/src/cuda/device/staging.rs",
     "kernels/src/cuda/device/tests/operations.rs",
     "kernels/src/cuda/device/transfer.rs",
     "kernels/src/cuda/device/uploader.rs",
+    "kernels/src/cuda/device/words.rs",
     // Files mapped into memory.
     "parallel/src/checkpoint/mapped.rs",
     // Launches that were recorded, those that are, and those that fail on purpose.

@@ -42,6 +42,7 @@ void destroy(Lock& lock, Context& context) {
     release_all_of(context);
     std::erase_if(streams(), [&](const auto& stream) { return stream->context.get() == &context; });
     handles<Context>().remove(context.handle);
+    for (const auto& [handle, other] : handles<Context>().all()) other->peers.erase(&context);
     // The two hold each other.
     context.null_stream = nullptr;
 }
@@ -234,7 +235,7 @@ API cuCtxEnablePeerAccess(void* handle, unsigned flags) {
         if (flags) return INVALID_VALUE;
         if (!peer) return INVALID_CONTEXT;
         if (peer->device == context.device) return INVALID_DEVICE;
-        bool is_new = context.peers.insert(peer->device->ordinal).second;
+        bool is_new = context.peers.insert(peer.get()).second;
         return is_new ? SUCCESS : PEER_ACCESS_ALREADY_ENABLED;
     });
 }
@@ -243,6 +244,6 @@ API cuCtxDisablePeerAccess(void* handle) {
     return in_context(__func__, [&](Call&, Context& context) -> int {
         std::shared_ptr<Context> peer = handles<Context>().find(handle);
         if (!peer) return INVALID_CONTEXT;
-        return context.peers.erase(peer->device->ordinal) ? SUCCESS : PEER_ACCESS_NOT_ENABLED;
+        return context.peers.erase(peer.get()) ? SUCCESS : PEER_ACCESS_NOT_ENABLED;
     });
 }

@@ -19,8 +19,8 @@ struct Context {
     bool destroyed = false;
     void* handle = nullptr;
     std::shared_ptr<Stream> null_stream;
-    // Devices whose memory kernels may touch.
-    std::set<int> peers;
+    // Contexts of other devices whose memory kernels may touch, as long as both exist.
+    std::set<const Context*> peers;
 };
 
 // The context of the calling thread; null where there is none.

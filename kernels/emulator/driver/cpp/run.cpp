@@ -21,7 +21,7 @@ Address out_of_reach(const Context& context, const Touches& touches) {
             if (!memory || memory->of_host()) continue;
             bool mapped = memory->kind == Kind::Mapped;
             bool open = mapped ? memory->accessors.count(own) > 0
-                               : memory->device == own || context.peers.count(memory->device) > 0;
+                               : memory->device == own || context.peers.count(memory->context) > 0;
             if (!open) return each.start;
         }
     return 0;

@@ -19,8 +19,6 @@ pub struct DeviceFacts {
     pub name: String,
     /// Bytes of its memory.
     pub memory_bytes: u64,
-    /// Bytes that are free, of all processes'; `None` where it could not be opened to be asked.
-    pub free_bytes: Option<u64>,
     /// Compute capability, major and minor part.
     pub capability: (u32, u32),
     /// Multiprocessors.
@@ -67,19 +65,18 @@ pub struct ManagementFacts {
     pub nvlinks: BTreeMap<(usize, usize), bool>,
 }
 
-/// All devices of this machine. Opens each for a moment, to ask for its free memory.
+/// All devices of this machine. None is opened: that takes hundreds of megabytes of a card, which may be another's.
 pub fn devices(settings: &Settings) -> Result<Vec<DeviceFacts>, CudaError> {
     driver::start(settings)?;
     let handles = Handle::all()?;
-    let mut found = Vec::with_capacity(handles.len());
-    for &handle in &handles {
-        let memory = Context::retain(handle).and_then(|context| context.memory());
-        if let Err(error) = &memory {
-            tracing::debug!(%error, "a device does not tell its free memory");
-        }
-        found.push(DeviceFacts { free_bytes: memory.ok().map(|(free, _)| free), ..facts(handle, &handles)? });
-    }
-    Ok(found)
+    handles.iter().map(|&handle| facts(handle, &handles)).collect()
+}
+
+/// Bytes of a device's memory that no process has taken. Opens the device for a moment, since only then it tells.
+pub fn free_bytes(settings: &Settings, ordinal: u32) -> Result<u64, CudaError> {
+    driver::start(settings)?;
+    let (free, _) = Context::retain(Handle::of(ordinal)?)?.memory()?;
+    Ok(free)
 }
 
 /// The driver and cuBLASLt, or what is wrong with each.
@@ -133,7 +130,6 @@ pub(super) fn facts(handle: Handle, all: &[Handle]) -> Result<DeviceFacts, CudaE
         uuid: handle.uuid()?,
         name: handle.name()?,
         memory_bytes: handle.memory_bytes()?,
-        free_bytes: None,
         capability: handle.capability()?,
         multiprocessors: handle.multiprocessors()?,
         shared_bytes_max: handle.shared_bytes_max()?,

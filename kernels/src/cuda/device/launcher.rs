@@ -1,6 +1,8 @@
 //! Launches on a device: at once, or recorded.
 #![allow(unsafe_code)]
 
+use std::ops::RangeInclusive;
+
 use super::{CudaDevice, raw::Stream};
 use crate::{
     KernelError,
@@ -25,6 +27,14 @@ impl Launcher for CudaDevice {
 
     fn multiply(&self, product: &Product<'_>) -> Result<bool, KernelError> {
         self.multiply_on(&self.compute, product)
+    }
+
+    fn rehearse(&self, product: &Product<'_>, rows: RangeInclusive<usize>) -> Result<(), KernelError> {
+        product.check()?;
+        match &self.matrices {
+            Ok(matrices) => Ok(matrices.rehearse(&self.compute, product, rows)?),
+            Err(_) => Ok(()),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::RangeInclusive,
     sync::{Arc, Mutex},
 };
 
@@ -46,9 +47,42 @@ impl MatrixLibrary {
 
     /// Enqueues a product whose views are as long as its shape says; false where the library has no algorithm for it.
     pub(super) fn multiply(&self, stream: &Stream, product: &Product<'_>) -> Result<bool, CudaError> {
-        let Product { rows, outputs, stride, .. } = *product;
+        match self.algorithm(product, product.rows)? {
+            // SAFETY: lengths are the caller's word, the scratch memory is aligned or not used.
+            Some((algorithm, scratch_bytes)) => unsafe {
+                self.matrices.multiply(stream, product, &algorithm, scratch_bytes)
+            },
+            None => Ok(false),
+        }
+    }
+
+    /// Chooses the algorithms of a product with these numbers of rows, and has each multiply the rows that there are.
+    pub(super) fn rehearse(
+        &self,
+        stream: &Stream,
+        product: &Product<'_>,
+        rows: RangeInclusive<usize>,
+    ) -> Result<(), CudaError> {
+        let mut done = Vec::new();
+        let mut next = *rows.start();
+        while next <= *rows.end() {
+            if let Some((algorithm, scratch_bytes)) = self.algorithm(product, next)?
+                && !done.contains(&algorithm)
+            {
+                // SAFETY: as above. One that does not take so few rows is left out.
+                unsafe { self.matrices.multiply(stream, product, &algorithm, scratch_bytes)? };
+                done.push(algorithm);
+            }
+            next = bucket(next) + 1;
+        }
+        Ok(())
+    }
+
+    /// What multiplies so many rows, and the bytes of scratch memory that it may use.
+    fn algorithm(&self, product: &Product<'_>, rows: usize) -> Result<Option<(Algorithm, usize)>, CudaError> {
+        let Product { outputs, stride, .. } = *product;
         if rows == 0 || outputs == 0 || stride == 0 || !product.bias.is_none_or(is_aligned) {
-            return Ok(false);
+            return Ok(None);
         }
         let aligned = product.scratch.address().is_multiple_of(ALIGNMENT_MAX);
         let scratch_bytes = if aligned { product.scratch.len() * size_of::<f32>() } else { 0 };
@@ -74,11 +108,7 @@ impl MatrixLibrary {
                 }
             }
         };
-        match algorithm {
-            // SAFETY: lengths are the caller's word, the scratch memory is aligned or not used.
-            Some(algorithm) => unsafe { self.matrices.multiply(stream, product, &algorithm, scratch_bytes) },
-            None => Ok(false),
-        }
+        Ok(algorithm.map(|algorithm| (algorithm, scratch_bytes)))
     }
 }
 

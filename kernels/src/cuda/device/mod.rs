@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`CudaDevice`] | one device: a stream that computes, one that copies, its kernels; a [`Launcher`] |
 //! | [`ArenaPlan`], [`Arena`], [`DeviceBuffer`] | all memory of a shard from one allocation, sized by computation |
-//! | [`Pinned`], [`HostWords`] | page-locked memory of the host: for copies, and for words that kernels watch |
+//! | [`HostWords`] | words of the host that kernels watch |
 //! | [`Uploader`] | weights to the device, by several threads |
 //! | [`Graph`] | launches recorded once and replayed |
 //! | [`devices`], [`links`], [`libraries`], [`Selector`] | what there is on a machine, and which device a user means |
@@ -26,23 +26,24 @@ mod launcher;
 mod matrix;
 mod measure;
 mod open;
-mod pinned;
 mod raw;
 mod selector;
 mod staging;
 mod transfer;
 mod uploader;
 mod wait;
+mod words;
 
 pub use arena::{Arena, ArenaPlan, DeviceBuffer, Reservation};
 pub use error::CudaError;
 pub use facts::{
-    DeviceFacts, LibraryFacts, LinkFacts, ManagementFacts, devices, libraries, links, management, nccl,
+    DeviceFacts, LibraryFacts, LinkFacts, ManagementFacts, devices, free_bytes, libraries, links, management,
+    nccl,
 };
 pub use graph::Graph;
-pub use pinned::{HostWords, Pinned};
 pub use selector::{Selector, SelectorError, Uuid};
 pub use uploader::{Progress, Upload, UploadError, Uploader};
+pub use words::HostWords;
 
 use std::{
     fmt,
@@ -112,6 +113,11 @@ impl CudaDevice {
         })?;
         self.context.acquit();
         Ok(())
+    }
+
+    /// Whether its work had not ended in time when somebody last waited.
+    pub fn is_late(&self) -> bool {
+        self.context.is_suspect()
     }
 
     /// Gives up all of this device's memory: somebody may use it for ever. `doing` is what was waited for in vain. From

@@ -56,12 +56,7 @@ impl CudaDevice {
         if self.facts.ordinal == ordinal {
             return Ok(());
         }
-        let handle = Handle::all()?.into_iter().find(|handle| handle.ordinal == ordinal);
-        let handle = handle.ok_or_else(|| CudaError::NoDevice {
-            wanted: format!("cuda:{ordinal}"),
-            reason: "its memory was to be reached, and it is not there".to_owned(),
-        })?;
-        let other = Context::retain(handle)?;
+        let other = Context::retain(Handle::of(ordinal)?)?;
         self.context.enable_peer(&other)
     }
 }
@@ -110,7 +105,6 @@ mod tests {
             uuid: Uuid([0; 16]),
             name: "Quadro RTX 6000".into(),
             memory_bytes: 0,
-            free_bytes: None,
             capability,
             multiprocessors: 72,
             shared_bytes_max: 64 << 10,

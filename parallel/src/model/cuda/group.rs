@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use consort_kernels::{
     KernelError,
     all_reduce::cuda::{AREA_WORDS, PeerAddresses, Peers, STOP_WORDS, Stopped, Why},
-    cuda::device::{CudaDevice, DeviceBuffer, HostWords},
+    cuda::device::{CudaDevice, CudaError, DeviceBuffer, HostWords},
 };
 
 use super::{super::ModelError, buffers::Buffers};
@@ -17,6 +17,8 @@ use crate::{
 
 /// Longest wait for what is left of an earlier epoch.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
+/// The same for a device that was late already.
+const LATE_SETTLE_LIMIT: Duration = Duration::from_secs(2);
 
 /// What a rank tells the others when they meet.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -136,8 +138,22 @@ impl Group {
     /// Before this rank's memory is given back: nobody shall touch it any more. False if somebody may.
     pub(super) fn leave(mut self, device: &CudaDevice) -> bool {
         self.abort_handle.abort("a rank gives its device's memory back");
-        // A device that is lost does nothing any more; one that hangs gives nothing back anyway.
-        let _ = device.synchronize("end its part of a group's work", SETTLE_LIMIT);
+        let limit = if device.is_late() { LATE_SETTLE_LIMIT } else { SETTLE_LIMIT };
+        // One that is lost does nothing any more.
+        if let Err(CudaError::Timeout { .. }) = device.synchronize("end its part of a group's work", limit) {
+            // It may go on in the others' memory, which they keep for it.
+            if let Some(work) = self.under_way.take() {
+                work.strand();
+            }
+            return false;
+        }
+        self.end();
+        self.work.close_and_wait(SETTLE_LIMIT)
+    }
+
+    /// Before a rank that lives on uses its memory in another epoch: nobody shall touch it from this one any more. Its
+    /// own device has ended its work. False if somebody may.
+    pub(super) fn ends(mut self) -> bool {
         self.end();
         self.work.close_and_wait(SETTLE_LIMIT)
     }
@@ -170,7 +186,7 @@ impl Group {
     }
 }
 
-fn refusal(reason: String) -> ModelError {
+pub(super) fn refusal(reason: String) -> ModelError {
     KernelError::Unsupported { operation: "meeting of ranks", reason }.into()
 }
 

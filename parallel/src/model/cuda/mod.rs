@@ -60,6 +60,9 @@ use crate::{
     partition::Partition,
 };
 
+/// What is waited for in vain where a device hangs.
+const PEERS_WORK: &str = "a peer's work in this rank's memory to end";
+
 /// Longest wait for the weights' last copies.
 const UPLOAD_LIMIT: Duration = Duration::from_secs(600);
 
@@ -187,6 +190,8 @@ impl CudaLlama {
         let (mut weights, mut buffers) = (weights.place(&arena), buffers.place(&arena));
         upload(device, &mut weights, checkpoint, progress)?;
         device.upload(&shape.frequencies, buffers.frequencies.all_mut())?;
+        step::rehearse_products(&**device, &shape, &weights, &mut buffers)?;
+        device.synchronize("multiply for the first time", UPLOAD_LIMIT).map_err(KernelError::from)?;
         Ok(CudaLlama {
             graphs: Graphs::default(),
             device: device.clone(),
@@ -285,7 +290,15 @@ impl Model for CudaLlama {
             .map_err(KernelError::from)?;
         // Their launches hold the addresses of the earlier life.
         self.graphs = Graphs::default();
-        self.group = None;
+        if let Some(group) = self.group.take()
+            && !group.ends()
+        {
+            // What a device that hangs would do when it goes on must not meet the next epoch's work.
+            self.device.abandon(PEERS_WORK);
+            return Err(group::refusal(
+                "a peer's device may go on in this rank's memory; it needs other".into(),
+            ));
+        }
         if comm.size() > 1 {
             let joined = Group::join(&self.device, &mut self.buffers, comm);
             if joined.is_err() {
@@ -385,7 +398,7 @@ impl Drop for CudaLlama {
     fn drop(&mut self) {
         let Some(group) = self.group.take() else { return };
         if !group.leave(&self.device) {
-            self.device.abandon("a peer's work in this rank's memory to end");
+            self.device.abandon(PEERS_WORK);
         }
     }
 }

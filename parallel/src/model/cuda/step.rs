@@ -10,7 +10,7 @@ use consort_kernels::{
     cuda::{DeviceSliceMut, Launcher, device::DeviceBuffer, row_stride},
     element::bf16,
     embedding::cuda::embedding,
-    linear::cuda::linear,
+    linear::cuda::{linear, rehearse},
     qkv::cuda::{QkvWeights, RowPlaces, qkv},
     rms_norm::cuda::{Norm, rms_norm, rms_norm_of_rows},
     rope::cuda::rope_angles,
@@ -201,6 +201,28 @@ impl Step<'_> {
         let out = b.kept.slice_mut(0..numbers.kept * row_stride(shape.hidden));
         rms_norm_of_rows(launcher, b.residual.slice(0..elements), delta, rows_of, norm, out)
     }
+}
+
+/// Has everything ready that a step's products load when they are first launched: nothing may wait for the device in a
+/// step, in which the device may wait for peers.
+pub(super) fn rehearse_products(
+    launcher: &dyn Launcher,
+    shape: &RankShape,
+    weights: &Weights,
+    b: &mut Buffers,
+) -> Result<(), KernelError> {
+    // Layers are alike. Logits are of fewer rows than a library multiplies.
+    let Some(Layer { qkv, output, gate_up, down, .. }) = weights.layers.first() else { return Ok(()) };
+    let Buffers { normed, attended, activated, products, arrivals, .. } = b;
+    let mut ready = |x: &DeviceBuffer<bf16>, matrix: &Matrix, y: &mut DeviceBuffer<f32>| {
+        let (x, y) = (x.slice(0..row_stride(matrix.inputs)), y.slice_mut(0..matrix.outputs));
+        let mut scratch = scratch(products, arrivals);
+        rehearse(launcher, x, matrix.view(), y, &mut scratch, (shape.ways.invariance, shape.rows_max))
+    };
+    ready(normed, qkv, &mut b.qkv)?;
+    ready(attended, output, &mut b.exchange)?;
+    ready(normed, gate_up, &mut b.gate_up)?;
+    ready(activated, down, &mut b.exchange)
 }
 
 /// Sums what ranks exchange into `delta`; false for a rank alone, whose part is all there is.

@@ -112,9 +112,17 @@ fn describe(card: DeviceFacts, settings: &Settings) -> Card {
         compute_capability: format!("{major}.{minor}"),
         multiprocessors: card.multiprocessors,
         memory_bytes: card.memory_bytes,
-        free_bytes: card.free_bytes,
+        free_bytes: free_bytes(card.ordinal, settings),
         kernels: kernels(card.capability, settings),
     }
+}
+
+fn free_bytes(ordinal: u32, settings: &Settings) -> Option<u64> {
+    let free = device::free_bytes(settings, ordinal);
+    if let Err(error) = &free {
+        tracing::debug!(%error, "a device does not tell its free memory");
+    }
+    free.ok()
 }
 
 /// Where the kernels of such a card come from, by the way that opening it takes.

@@ -77,6 +77,35 @@ fn software_driver_ends_a_context_whose_kernel_goes_astray() {
 }
 
 #[test]
+fn software_driver_keeps_a_broken_context_until_its_last_holder_leaves_or_resets_it() {
+    for faults in ["cuMemAlloc_v2:2=700", "cuMemAlloc_v2:2=719"] {
+        let test = "faults::software_driver_keeps_a_broken_context_until_its_last_holder_leaves_or_resets_it";
+        let report = in_child_reported(test, &[(FAULTS, faults)], || {
+            let (context, held) = (device(0), device(0));
+            let memory = allocate(1 << 20);
+            // SAFETY: any size may be asked for.
+            let broken = unsafe { result::malloc_sync(16) }.expect_err("a fault").0 as u32;
+            // SAFETY: an address that is not touched.
+            assert_eq!(code(unsafe { result::free_sync(memory) }), broken, "nothing is given back");
+            drop(context);
+            let retained = CudaContext::new(0).and_then(|context| context.mem_get_info());
+            assert_eq!(code(retained.map(drop)), broken, "it is still the same context");
+            if broken == 719 {
+                // SAFETY: a device.
+                assert_eq!(unsafe { sys::cuDevicePrimaryCtxReset_v2(0) } as u32, 0);
+            } else {
+                drop(held);
+            }
+            let again = CudaContext::new(0).expect("a fresh context");
+            let (free_bytes, total) = again.mem_get_info().expect("it works");
+            assert_eq!(free_bytes, total, "what the broken one held went with it");
+        });
+        let Some(report) = report else { return };
+        assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
+    }
+}
+
+#[test]
 fn software_driver_ends_a_context_whose_kernel_is_misaligned() {
     in_child("faults::software_driver_ends_a_context_whose_kernel_is_misaligned", &[], || {
         let context = device(0);

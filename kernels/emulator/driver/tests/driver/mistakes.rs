@@ -1,10 +1,10 @@
 //! Planted mistakes: each is reported, and the same program without it is clean.
 #![allow(unsafe_code)]
 
-use std::panic::catch_unwind;
+use std::{panic::catch_unwind, sync::Arc};
 
 use consort_software_driver::{Report, in_child, in_child_reported};
-use cudarc::driver::{result, sys};
+use cudarc::driver::{CudaContext, result, sys};
 
 use crate::support::*;
 
@@ -140,6 +140,57 @@ fn software_driver_reports_kernels_that_reach_other_devices_unasked() {
         let to = allocate(swiglu.output_bytes());
         swiglu.launch(&stream, from, to).expect("a launch");
         assert_eq!(code(stream.synchronize()), if mistaken { 700 } else { 0 });
+    });
+}
+
+/// Adds a device's one primary context to those whose memory the current context's kernels may touch.
+fn enable_peer(other: &CudaContext) -> u32 {
+    // SAFETY: a context.
+    unsafe { sys::cuCtxEnablePeerAccess(other.cu_ctx(), 0) as u32 }
+}
+
+/// The first device's kernels read the second's memory, after one of the two contexts was made anew; unless `mistaken`,
+/// this was allowed again since.
+fn read_from_a_peer(mistaken: bool, renew: impl Fn([Arc<CudaContext>; 2]) -> [Arc<CudaContext>; 2]) {
+    let contexts = [device(0), device(1)];
+    contexts[0].bind_to_thread().expect("a context");
+    assert_eq!(enable_peer(&contexts[1]), 0);
+    assert_eq!(enable_peer(&contexts[1]), 704, "ALREADY_ENABLED");
+    let [reader, peer] = renew(contexts);
+    peer.bind_to_thread().expect("a context");
+    let swiglu = Swiglu::new(64, 1);
+    let from = allocate(swiglu.input_bytes());
+    upload(from, &swiglu.input(0));
+    reader.bind_to_thread().expect("a context");
+    if !mistaken {
+        assert_eq!(enable_peer(&peer), 0, "access is from one context to another: it went with the old one");
+    }
+    let stream = reader.new_stream().expect("a stream");
+    let swiglu = Swiglu::new(64, 1);
+    let to = allocate(swiglu.output_bytes());
+    swiglu.launch(&stream, from, to).expect("a launch");
+    assert_eq!(code(stream.synchronize()), if mistaken { 700 } else { 0 });
+}
+
+#[test]
+fn software_driver_reports_a_peer_whose_new_context_was_not_opened_again() {
+    let test = "mistakes::software_driver_reports_a_peer_whose_new_context_was_not_opened_again";
+    shows(test, &["touches memory that was not opened to it"], |mistaken| {
+        read_from_a_peer(mistaken, |[reader, peer]| {
+            drop(peer);
+            [reader, device(1)]
+        });
+    });
+}
+
+#[test]
+fn software_driver_reports_a_new_context_that_was_not_given_its_peer_again() {
+    let test = "mistakes::software_driver_reports_a_new_context_that_was_not_given_its_peer_again";
+    shows(test, &["touches memory that was not opened to it"], |mistaken| {
+        read_from_a_peer(mistaken, |[reader, peer]| {
+            drop(reader);
+            [device(0), peer]
+        });
     });
 }
 

@@ -27,6 +27,15 @@ impl Handle {
         (0..u32::try_from(count).unwrap_or(0)).map(Handle::new).collect()
     }
 
+    /// That of a number.
+    pub(in crate::cuda::device) fn of(ordinal: u32) -> Result<Handle, CudaError> {
+        let found = Handle::all()?.into_iter().find(|handle| handle.ordinal == ordinal);
+        found.ok_or_else(|| CudaError::NoDevice {
+            wanted: format!("cuda:{ordinal}"),
+            reason: "it is not among the devices of this process".to_owned(),
+        })
+    }
+
     fn new(ordinal: u32) -> Result<Handle, CudaError> {
         let mut device = 0;
         // SAFETY: room for the number; below the count.

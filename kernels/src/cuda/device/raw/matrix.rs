@@ -62,7 +62,7 @@ unsafe impl Send for Matrices {}
 unsafe impl Sync for Matrices {}
 
 /// How a product is computed.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(in crate::cuda::device) struct Algorithm(sys::cublasLtMatmulAlgo_t);
 
 /// What an algorithm is chosen by, besides the shape.
@@ -219,9 +219,12 @@ impl Drop for Matrices {
             return;
         }
         let mut done = Ok(());
-        // SAFETY: made by `new`, not used after this.
-        let current = within(&self.context, || done = unsafe { result::destroy_handle(self.handle) });
-        if let (Ok(()), Err(CublasError(status))) = (current, done) {
+        self.context.release("cuCtxSetCurrent", || {
+            // SAFETY: made by `new`, not used after this.
+            done = unsafe { result::destroy_handle(self.handle) };
+            cudarc::driver::sys::CUresult::CUDA_SUCCESS
+        });
+        if let Err(CublasError(status)) = done {
             tracing::warn!(
                 device = self.context.label(),
                 status = status as u32,

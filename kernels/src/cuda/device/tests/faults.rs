@@ -14,11 +14,9 @@ fn software_driver_work_that_hangs_is_a_timeout_and_is_left_behind_at_once() {
         let device = open(settings, "cuda:0");
         let given = Given::new(8);
         let mut step = Step::new(&device, &given);
-        let mut pinned = Pinned::<bf16>::new(&device, step.out.len(), "results").unwrap();
         let words = HostWords::new(&device, 1).unwrap();
         let uploader = Uploader::new(&device, 2, 1 << 16).unwrap();
         step.launch(&*device).unwrap();
-        pinned.enqueue_download(step.out.all(), 0..step.out.len()).unwrap();
         let started = Instant::now();
         let limit = Duration::from_millis(300);
         let error = device.synchronize("end a step", limit).unwrap_err();
@@ -30,8 +28,7 @@ fn software_driver_work_that_hangs_is_a_timeout_and_is_left_behind_at_once() {
             matches!(&error, KernelError::Cuda(error) if matches!(**error, CudaError::Timeout { .. })),
             "{error}"
         );
-        assert!(matches!(pinned.read("end a step", limit), Err(CudaError::Timeout { .. })));
-        drop((step, pinned, words, uploader, device));
+        drop((step, words, uploader, device));
         assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
     });
     if let Some(report) = report {
@@ -48,7 +45,6 @@ fn software_driver_an_error_that_ends_the_context_is_lost_from_then_on() {
         let given = Given::new(9);
         let mut step = Step::new(&device, &given);
         let mut uploader = Uploader::new(&device, 2, 1 << 16).unwrap();
-        let pinned = Pinned::<bf16>::new(&device, 100, "results").unwrap();
         let words = HostWords::new(&device, 1).unwrap();
         let graph = device.capture(|_| Ok(())).unwrap();
         let started = Instant::now();
@@ -78,11 +74,56 @@ fn software_driver_an_error_that_ends_the_context_is_lost_from_then_on() {
         let upload = [Upload::new(step.residual.all_mut(), 1, fill).unwrap()];
         assert_eq!(uploader.run(&upload, &|_| {}), Err(UploadError::Device(same)));
         drop(upload);
-        drop((step, uploader, pinned, words, graph, device));
+        drop((step, uploader, words, graph, device));
         assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
     });
     if let Some(report) = report {
         assert_eq!(report.violations, 0, "{report:#?}");
+    }
+}
+
+#[test]
+fn software_driver_a_lost_device_opens_again_once_all_of_it_is_dropped() {
+    let test = "software_driver_a_lost_device_opens_again_once_all_of_it_is_dropped";
+    for code in each(&["700", "719", "214"]) {
+        let faults = format!("cuLaunchKernel:2={code}");
+        let variables =
+            [("CONSORT_SOFTWARE_DRIVER_FAULTS", &*faults), ("CONSORT_SOFTWARE_DRIVER_DEVICES", "2")];
+        let report = report_of(module_path!(), test, &variables, |settings| {
+            let (device, peer) = (open(settings, "cuda:0"), open(settings, "cuda:1"));
+            device.reach(1).unwrap();
+            peer.reach(0).unwrap();
+            let given = Given::new(9);
+            let mut step = Step::new(&device, &given);
+            let words = HostWords::new(&device, 1).unwrap();
+            let graph = device.capture(|launcher| step.launch(launcher));
+            let Err(KernelError::Cuda(lost)) = graph.map(drop).and_then(|()| step.launch(&*device)) else {
+                panic!("the second launch fails")
+            };
+            assert!(lost.is_lost(), "{lost}");
+            // The context is the process's: as long as anything of it is left, it is the lost one.
+            drop((step, device));
+            let selector = Selector::Ordinal(0);
+            let error = CudaDevice::open(&selector, settings).map(drop).unwrap_err();
+            assert!(error.is_lost(), "{error}");
+            drop(words);
+            let device = open(settings, "cuda:0");
+            device.reach(1).unwrap();
+            peer.reach(0).unwrap();
+            let mut step = Step::new(&device, &given);
+            device.upload(&given.residual, step.residual.all_mut()).unwrap();
+            step.launch(&*device).unwrap();
+            assert_step(&read(&device, &step.out), &given, device.multiprocessors(), "opened again");
+        });
+        if let Some(report) = report {
+            assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:#?}");
+            for (taken, given_back) in [
+                ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"),
+                ("cublasLtCreate", "cublasLtDestroy"),
+            ] {
+                assert_eq!(report.calls[taken], report.calls[given_back], "{taken}: {report:#?}");
+            }
+        }
     }
 }
 
@@ -123,9 +164,10 @@ fn software_driver_no_memory_for_a_graph_or_for_the_host_is_out_of_memory() {
                 "{text}"
             );
             device.capture(|launcher| step.launch(launcher)).unwrap();
-            let error = Pinned::<f32>::new(&device, 1000, "results").unwrap_err();
-            assert_eq!(error.to_string(), "out of memory on cuda:0 to allocate results: 4000 bytes wanted");
-            Pinned::<f32>::new(&device, 1000, "results").unwrap();
+            let error = HostWords::new(&device, 1000).unwrap_err().to_string();
+            let wanted = "allocate words for the host and kernels: 4000 bytes wanted";
+            assert_eq!(error, format!("out of memory on cuda:0 to {wanted}"));
+            HostWords::new(&device, 1000).unwrap();
         },
     );
 }

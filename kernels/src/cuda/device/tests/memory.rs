@@ -111,34 +111,6 @@ fn software_driver_copies_through_the_ring_keep_their_order() {
 }
 
 #[test]
-fn software_driver_pinned_memory_waits_for_its_copies() {
-    in_every_order(module_path!(), "software_driver_pinned_memory_waits_for_its_copies", &[], |settings| {
-        let device = open(settings, "cuda:0");
-        let mut plan = ArenaPlan::new();
-        let buffer = plan.reserve::<f32>(50_000, "numbers");
-        let mut buffer = plan.allocate(&device).unwrap().buffer(buffer);
-        let mut from = Pinned::<f32>::new(&device, 50_000, "what is sent").unwrap();
-        let mut to = Pinned::<f32>::new(&device, 40_000, "what comes back").unwrap();
-        for round in 1..5 {
-            let values = from.write("send", LIMIT).unwrap();
-            values.iter_mut().zip(0u32..).for_each(|(value, i)| *value = (i + round) as f32);
-            from.enqueue_upload(0..50_000, buffer.all_mut()).unwrap();
-            to.enqueue_download(buffer.slice(10_000..49_000), 1_000..40_000).unwrap();
-            let got = to.read("come back", LIMIT).unwrap();
-            assert!(got[..1_000].iter().all(|&x| x == 0.0), "outside the range nothing changes");
-            assert!(
-                got[1_000..].iter().zip(10_000u32..).all(|(got, i)| *got == (i + round) as f32),
-                "{round}"
-            );
-        }
-        let outside = from.enqueue_upload(0..50_001, buffer.all_mut());
-        assert!(matches!(outside, Err(KernelError::OutOfRange { .. })), "{outside:?}");
-        // Dropped while a copy is under way.
-        from.enqueue_upload(0..50_000, buffer.all_mut()).unwrap();
-    });
-}
-
-#[test]
 fn software_driver_words_of_the_host_are_seen_by_threads_and_have_addresses() {
     over_driver(
         module_path!(),

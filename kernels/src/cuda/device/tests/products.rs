@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     cuda::Launcher,
-    linear::cuda::{Invariance, WeightView, Workspace, linear, workspace_len},
+    linear::cuda::{Invariance, WeightView, Workspace, linear, rehearse, workspace_len},
     testing::emulated::bf16_rows,
 };
 
@@ -65,6 +65,16 @@ impl Product {
         let bias = biased.then(|| self.bias_buffer.all());
         let y = self.y.all_mut();
         linear(launcher, self.x_buffer.all(), weight, bias, y, &mut workspace, self.invariance)
+    }
+
+    /// Makes ready for up to as many rows as there are.
+    fn rehearse(&mut self, launcher: &dyn Launcher) -> Result<(), KernelError> {
+        let (rows, outputs, inputs) = self.shape;
+        let weight = WeightView { values: self.weight_buffer.all(), outputs, inputs };
+        let mut workspace =
+            Workspace { partials: self.partials.all_mut(), arrivals: self.arrivals.all_mut() };
+        let (x, y) = (self.x_buffer.slice(0..row_stride(inputs)), self.y.slice_mut(0..outputs));
+        rehearse(launcher, x, weight, y, &mut workspace, (self.invariance, rows))
     }
 
     fn assert_right(&self, device: &CudaDevice, biased: bool) {
@@ -162,5 +172,47 @@ fn software_driver_products_of_the_library_replay_from_a_graph() {
     if let Some(report) = report {
         let products = report.calls["cublasLtMatmul"];
         assert_eq!((report.violations, report.leaked_bytes(), products), (0, 0, 1), "{report:#?}");
+    }
+}
+
+/// What the library was asked: to choose, and to multiply.
+fn asked(report: &Report) -> [u64; 2] {
+    ["cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmul"]
+        .map(|name| report.calls.get(name).copied().unwrap_or(0))
+}
+
+#[test]
+fn software_driver_after_a_rehearsal_nothing_is_chosen_or_multiplied_for_the_first_time() {
+    let test = "software_driver_after_a_rehearsal_nothing_is_chosen_or_multiplied_for_the_first_time";
+    let report = report_of(module_path!(), test, &[], |settings| {
+        let device = open(settings, "cuda:0");
+        let mut product = Product::new(&device, (300, 64, 40), Invariance::None);
+        product.rehearse(&*device).unwrap();
+        device.synchronize("rehearse", LIMIT).unwrap();
+        for _ in 0..2 {
+            product.launch(&*device, false).unwrap();
+            product.assert_right(&device, false);
+        }
+    });
+    if let Some(report) = report {
+        assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:#?}");
+        let [chosen, multiplied] = asked(&report);
+        // For up to 128, 192, 256 and 320 rows.
+        assert_eq!(chosen, 4, "{report:#?}");
+        assert!((3..=6).contains(&multiplied), "each algorithm once, and the two products: {report:#?}");
+    }
+}
+
+#[test]
+fn software_driver_nothing_is_rehearsed_that_the_library_never_multiplies() {
+    let test = "software_driver_nothing_is_rehearsed_that_the_library_never_multiplies";
+    let report = report_of(module_path!(), test, &[], |settings| {
+        let device = open(settings, "cuda:0");
+        for (rows, invariance) in [(300, Invariance::Batch), (64, Invariance::None)] {
+            Product::new(&device, (rows, 64, 40), invariance).rehearse(&*device).unwrap();
+        }
+    });
+    if let Some(report) = report {
+        assert_eq!((report.violations, asked(&report)), (0, [0, 0]), "{report:#?}");
     }
 }
