@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 import attention
 import sampling
+import with_triton
 
 
 def copy(bench, request):
@@ -21,4 +22,4 @@ def linear(bench, request):
     return bench.prepare(lambda i: F.linear(rows, weights[i]), sets)
 
 
-CASES = {"copy": copy, "linear": linear, **attention.CASES, **sampling.CASES}
+CASES = {"copy": copy, "linear": linear, **attention.CASES, **sampling.CASES, **with_triton.CASES}

@@ -9,6 +9,7 @@ mod machine;
 mod model;
 mod sampling;
 mod tokens;
+mod triton;
 mod truth;
 
 use std::{fmt::Write as _, path::PathBuf};
@@ -106,6 +107,14 @@ pub(crate) const PARTS: &[Part] = &[
         optional: false,
         uses_peer: false,
         work: all_reduce::run,
+    },
+    Part {
+        name: "triton",
+        about: "products of one row and decodes, beside the same in Triton",
+        limit: 120,
+        optional: true,
+        uses_peer: true,
+        work: triton::run,
     },
 ];
 

@@ -1,4 +1,5 @@
 //! The check itself, over a software driver: its parts run, what is wrong fails it, and no part takes another with it.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     fs,
@@ -116,6 +117,23 @@ fn software_driver_attention_over_shuffled_pages_is_timed_and_right() {
         expected.extend([prefill.to_owned(), format!("results of {prefill}")]);
     }
     assert_part(&report, "attention", &expected, 9);
+    assert!(output.status.success());
+}
+
+#[test]
+fn software_driver_a_part_that_is_asked_for_by_name_does_without_its_peer() {
+    let folder = tempfile::tempdir().unwrap();
+    let (output, report) = check(folder.path(), folder.path(), &[], &["--only", "triton"]);
+    let weights = ["qkv", "o", "gate_up", "down", "head"];
+    let mut expected = weights.map(|weights| format!("m=1 8B {weights}")).to_vec();
+    for decode in ["decode batch=1 d=128 at 200", "decode batch=3 d=128 at 200"] {
+        expected.extend([
+            decode.to_owned(),
+            format!("{decode}, free chunks"),
+            format!("results of {decode}"),
+        ]);
+    }
+    assert_part(&report, "triton", &expected, 2);
     assert!(output.status.success());
 }
 
