@@ -6,6 +6,7 @@ import torch.nn.functional as F
 import attention
 import model
 import sampling
+import with_triton
 
 
 def copy(bench, request):
@@ -22,4 +23,11 @@ def linear(bench, request):
     return bench.prepare(lambda i: F.linear(rows, weights[i]), sets)
 
 
-CASES = {"copy": copy, "linear": linear, **attention.CASES, **model.CASES, **sampling.CASES}
+CASES = {
+    "copy": copy,
+    "linear": linear,
+    **attention.CASES,
+    **model.CASES,
+    **sampling.CASES,
+    **with_triton.CASES,
+}

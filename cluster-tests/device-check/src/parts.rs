@@ -11,6 +11,7 @@ mod model;
 mod sampling;
 mod sanitizer;
 mod tokens;
+mod triton;
 mod truth;
 
 use std::{fmt::Write as _, path::PathBuf, time::Duration};
@@ -125,6 +126,14 @@ pub(crate) const PARTS: &[Part] = &[
         optional: true,
         uses_peer: false,
         work: sanitizer::run,
+    },
+    Part {
+        name: "triton",
+        about: "products of one row and decodes, beside the same in Triton",
+        limit: 120,
+        optional: true,
+        uses_peer: true,
+        work: triton::run,
     },
 ];
 

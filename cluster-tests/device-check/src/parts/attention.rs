@@ -37,11 +37,18 @@ pub(crate) fn run(session: &mut Session) -> Result<()> {
     let (context, batches) = session.pick((8192, [1, 32]), (200, [1, 3]));
     for batch in batches {
         for dim in [64, 128] {
-            decodes(session, Heads { queries, kv, dim }, context, batch, "")?;
+            decodes(
+                session,
+                Heads { queries, kv, dim },
+                context,
+                batch,
+                Other { case: "decode", suffix: "" },
+            )?;
         }
     }
     let share = session.pick(Heads { queries: 24, kv: 3, dim: 64 }, Heads { queries: 15, kv: 3, dim: 64 });
-    decodes(session, share, context, batches[1], ", a third of gpt-oss")?;
+    let other = Other { case: "decode", suffix: ", a third of gpt-oss" };
+    decodes(session, share, context, batches[1], other)?;
     let product = product_rate(session)?;
     for dim in [64, 128] {
         for tokens in session.pick([2048, 8192], [40, 100]) {
@@ -49,6 +56,23 @@ pub(crate) fn run(session: &mut Session) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Decodes beside the same in Triton, over keys and values that lie side by side.
+pub(super) fn beside_triton(session: &mut Session) -> Result<()> {
+    let (queries, kv) = session.pick((64, 8), (16, 2));
+    let (context, batches) = session.pick((8192, [1, 32]), (200, [1, 3]));
+    for batch in batches {
+        let heads = Heads { queries, kv, dim: 128 };
+        decodes(session, heads, context, batch, Other { case: "triton_decode", suffix: "" })?;
+    }
+    Ok(())
+}
+
+/// What a decode is held against, and what its name ends with.
+struct Other {
+    case: &'static str,
+    suffix: &'static str,
 }
 
 /// How a decode is planned.
@@ -60,13 +84,13 @@ enum Way {
     Free,
 }
 
-fn decodes(session: &mut Session, heads: Heads, context: usize, batch: usize, of: &str) -> Result<()> {
+fn decodes(session: &mut Session, heads: Heads, context: usize, batch: usize, other: Other) -> Result<()> {
     let bytes = batch * context * heads.token_bytes();
     let sets = session.pick(ROTATED_BYTES.div_ceil(bytes), 2);
     let sequences = Sequences::new(session, heads, context, sets * batch)?;
-    let case = format!("decode batch={batch} d={} at {context}{of}", heads.dim);
+    let case = format!("decode batch={batch} d={} at {context}{}", heads.dim, other.suffix);
     let mut worst = Worst::default();
-    let request = json!({"case": "decode", "batch": batch, "context": context, "queries": heads.queries,
+    let request = json!({"case": other.case, "batch": batch, "context": context, "queries": heads.queries,
         "kv": heads.kv, "dim": heads.dim, "sets": sets});
     let copied = session.copy_bandwidth()?;
     let mut peer = None;
@@ -78,7 +102,7 @@ fn decodes(session: &mut Session, heads: Heads, context: usize, batch: usize, of
             let times = session.side_by_side(&request, |session| session.seconds(&recorded))?;
             peer = times.peer.map(|peer| bytes as f64 / peer / 1e12);
             if !times.note.is_empty() {
-                session.row(Row::without(format!("{case}, PyTorch"), times.note))?;
+                session.row(Row::without(format!("{case}, the peer"), times.note))?;
             }
             times.ours
         } else {

@@ -57,6 +57,23 @@ pub(crate) fn run(session: &mut Session) -> Result<()> {
     SHAPES.iter().try_for_each(|shape| Weights::new(session, shape)?.run(session))
 }
 
+/// A product of one row by each weight of an 8B model, beside the same in Triton.
+pub(super) fn beside_triton(session: &mut Session) -> Result<()> {
+    for shape in SHAPES.iter().filter(|shape| shape.name.starts_with("8B")) {
+        let mut weights = Weights::new(session, shape)?;
+        let recorded = weights.record(session, 1, Invariance::None)?;
+        let (n, k, sets) = (weights.outputs, weights.inputs, weights.sets);
+        let request = json!({"case": "triton_gemv", "n": n, "k": k, "sets": sets});
+        let times = session.side_by_side(&request, |session| session.seconds(&recorded))?;
+        drop(recorded);
+        let (work, _) = weights.work(1);
+        let row = weights.row(session, format!("m=1 {}", shape.name), 1, times.ours)?;
+        let note = [row.note.as_str(), &times.note].join(" ");
+        session.row(row.beside(times.peer.map(|peer| work / peer)).note(note.trim()))?;
+    }
+    Ok(())
+}
+
 /// Several weights of one shape, and what multiplying by them takes.
 struct Weights {
     name: &'static str,

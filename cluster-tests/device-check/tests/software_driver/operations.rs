@@ -73,6 +73,23 @@ fn software_driver_attention_over_shuffled_pages_is_timed_and_right() {
 }
 
 #[test]
+fn software_driver_a_part_that_is_asked_for_by_name_does_without_its_peer() {
+    let folder = tempfile::tempdir().unwrap();
+    let (output, report) = check(folder.path(), folder.path(), &[], &["--only", "triton"]);
+    let weights = ["qkv", "o", "gate_up", "down", "head"];
+    let mut expected = weights.map(|weights| format!("m=1 8B {weights}")).to_vec();
+    for decode in ["decode batch=1 d=128 at 200", "decode batch=3 d=128 at 200"] {
+        expected.extend([
+            decode.to_owned(),
+            format!("{decode}, free chunks"),
+            format!("results of {decode}"),
+        ]);
+    }
+    assert_part(&report, "triton", &expected, 2);
+    assert!(output.status.success());
+}
+
+#[test]
 fn software_driver_draws_are_timed_and_are_the_cpus() {
     let folder = tempfile::tempdir().unwrap();
     let (output, report) = check(folder.path(), folder.path(), &[], &["--only", "sampling"]);
