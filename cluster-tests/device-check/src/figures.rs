@@ -102,6 +102,15 @@ impl Row {
         self
     }
 
+    /// One more thing to say, if there is any.
+    pub(crate) fn also(mut self, more: &str) -> Row {
+        if !self.note.is_empty() && !more.is_empty() {
+            self.note.push_str("; ");
+        }
+        self.note.push_str(more);
+        self
+    }
+
     /// Whether the goal is met, where there is one. A case without a number meets none, nor does one that is NaN.
     pub(crate) fn met(&self) -> Option<bool> {
         let goal = self.goal.as_ref()?;
@@ -133,6 +142,12 @@ mod tests {
         assert_eq!((near(0.5).met(), near(1.5).met()), (Some(true), Some(false)));
         assert!(near(f64::NAN).is_wrong() && !near(1.0).is_wrong() && !fast(0.0).is_wrong());
         assert_eq!(Row::new("a", Figure::rate(1.0, "x")).met(), None);
+    }
+
+    #[test]
+    fn what_is_said_of_a_row_is_told_apart() {
+        let row = |first: &str, more: &str| Row::without("a", first).also(more).note;
+        assert_eq!([row("a", "b"), row("", "b"), row("a", "")], ["a; b", "b", "a"]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::{
     cell::{OnceCell, RefCell},
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     fs::{File, OpenOptions},
     io::Write,
     path::Path,
@@ -188,10 +188,10 @@ impl Session {
     /// another place of it on.
     pub(crate) fn fill(&self, buffer: &mut DeviceBuffer<bf16>, scale: f32, seed: u64) -> Result<()> {
         let mut blocks = self.blocks.borrow_mut();
-        if !blocks.contains_key(&scale.to_bits()) {
-            blocks.insert(scale.to_bits(), self.noise_block(scale)?);
-        }
-        let Some(block) = blocks.get(&scale.to_bits()) else { return Ok(()) };
+        let block = match blocks.entry(scale.to_bits()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => unknown.insert(self.noise_block(scale)?),
+        };
         let mut from = (Noise::new(seed).next_u64() % block.len() as u64) as usize & !(ALIGNED - 1);
         let mut to = 0;
         while to < buffer.len() {
