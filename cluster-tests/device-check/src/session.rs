@@ -129,8 +129,8 @@ impl Session {
         Ok(Recorded { graph, sets })
     }
 
-    /// Seconds that one piece of work takes: the median of several replays of all. Each comes after another that keeps the
-    /// device at work until the host has enqueued it: what a launch takes of the host does not count.
+    /// Seconds that one piece of work takes: the median of several replays of all. Each comes after another that keeps
+    /// the device at work until the host has enqueued it: what a launch takes of the host does not count.
     pub(crate) fn seconds(&self, recorded: &Recorded) -> Result<f64> {
         let mut times = Vec::with_capacity(REPLAYS);
         for _ in 0..self.pick(REPLAYS, 2) {
@@ -184,8 +184,8 @@ impl Session {
         Ok(2.0 * 4.0 * elements as f64 / median(times).max(SECONDS_MIN))
     }
 
-    /// Random numbers around zero, of standard deviation `scale`, in all of `buffer`: the same noise for every seed, from
-    /// another place of it on.
+    /// Random numbers around zero, of standard deviation `scale`, in all of `buffer`: the same noise for every seed,
+    /// from another place of it on.
     pub(crate) fn fill(&self, buffer: &mut DeviceBuffer<bf16>, scale: f32, seed: u64) -> Result<()> {
         let mut blocks = self.blocks.borrow_mut();
         let block = match blocks.entry(scale.to_bits()) {
