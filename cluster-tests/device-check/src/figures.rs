@@ -108,6 +108,15 @@ impl Row {
         self
     }
 
+    /// One more thing to say, if there is any.
+    pub(crate) fn also(mut self, more: &str) -> Row {
+        if !self.note.is_empty() && !more.is_empty() {
+            self.note.push_str("; ");
+        }
+        self.note.push_str(more);
+        self
+    }
+
     /// Whether the goal is met, where there is one. A case without a number meets none, nor does one that is NaN.
     pub(crate) fn met(&self) -> Option<bool> {
         let goal = self.goal.as_ref()?;
@@ -149,6 +158,12 @@ mod tests {
             let read: Row = serde_json::from_str(&serde_json::to_string(&row).unwrap()).unwrap();
             assert!(read.is_wrong(), "{read:?}");
         }
+    }
+
+    #[test]
+    fn what_is_said_of_a_row_is_told_apart() {
+        let row = |first: &str, more: &str| Row::without("a", first).also(more).note;
+        assert_eq!([row("a", "b"), row("", "b"), row("a", "")], ["a; b", "b", "a"]);
     }
 
     #[test]

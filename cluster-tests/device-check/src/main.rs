@@ -4,6 +4,8 @@
 //! `cargo xtask device-check` builds it, stripped, into a folder with all it needs, to be taken to that machine, where
 //! `device-check.sh` starts it. [`supervise`] runs each part as a process of its own, so that a part that hangs, is
 //! killed or loses its context takes nothing from another; the table is printed last.
+#![allow(clippy::print_stdout)] // a command line tool talks on standard output
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]
 
 mod figures;
 mod folder;

@@ -2,7 +2,7 @@
 
 use std::{
     cell::{OnceCell, RefCell},
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     fs::{File, OpenOptions},
     io::Write,
     path::Path,
@@ -129,8 +129,8 @@ impl Session {
         Ok(Recorded { graph, sets })
     }
 
-    /// Seconds that one piece of work takes: the median of several replays of all. Each comes after another that keeps the
-    /// device at work until the host has enqueued it: what a launch takes of the host does not count.
+    /// Seconds that one piece of work takes: the median of several replays of all. Each comes after another that keeps
+    /// the device at work until the host has enqueued it: what a launch takes of the host does not count.
     pub(crate) fn seconds(&self, recorded: &Recorded) -> Result<f64> {
         let mut times = Vec::with_capacity(REPLAYS);
         for _ in 0..self.pick(REPLAYS, 2) {
@@ -184,14 +184,14 @@ impl Session {
         Ok(2.0 * 4.0 * elements as f64 / median(times).max(SECONDS_MIN))
     }
 
-    /// Random numbers around zero, of standard deviation `scale`, in all of `buffer`: the same noise for every seed, from
-    /// another place of it on.
+    /// Random numbers around zero, of standard deviation `scale`, in all of `buffer`: the same noise for every seed,
+    /// from another place of it on.
     pub(crate) fn fill(&self, buffer: &mut DeviceBuffer<bf16>, scale: f32, seed: u64) -> Result<()> {
         let mut blocks = self.blocks.borrow_mut();
-        if !blocks.contains_key(&scale.to_bits()) {
-            blocks.insert(scale.to_bits(), self.noise_block(scale)?);
-        }
-        let Some(block) = blocks.get(&scale.to_bits()) else { return Ok(()) };
+        let block = match blocks.entry(scale.to_bits()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => unknown.insert(self.noise_block(scale)?),
+        };
         let mut from = (Noise::new(seed).next_u64() % block.len() as u64) as usize & !(ALIGNED - 1);
         let mut to = 0;
         while to < buffer.len() {

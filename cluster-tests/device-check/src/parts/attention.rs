@@ -64,7 +64,7 @@ pub(super) fn beside_triton(session: &mut Session) -> Result<()> {
     let (context, batches) = session.pick((8192, [1, 32]), (200, [1, 3]));
     for batch in batches {
         let heads = Heads { queries, kv, dim: 128 };
-        decodes(session, heads, context, batch, Other { case: "triton_decode", suffix: "" })?;
+        decodes(session, heads, context, batch, Other { case: "triton_decode", suffix: ", beside Triton" })?;
     }
     Ok(())
 }
@@ -164,7 +164,7 @@ fn prefills(session: &mut Session, heads: Heads, tokens: usize, product: f64) ->
     let note = format!("{:.0} % of the product's {:.0} TFLOP/s", 100.0 * rate / product, product / 1e12);
     let row = Row::new(&case, Figure::rate(rate / 1e12, "TFLOP/s"));
     let row = row.beside(times.peer.map(|peer| work / peer / 1e12));
-    session.row(row.note([note, times.note].join(" ").trim_end()))?;
+    session.row(row.note(note).also(&times.note))?;
     let rows = spread(tokens, CHECKED_ROWS);
     let places: Vec<(usize, usize)> = rows.iter().map(|row| (0, row + 1)).collect();
     let mut worst = Worst::default();

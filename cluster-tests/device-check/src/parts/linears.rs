@@ -67,9 +67,8 @@ pub(super) fn beside_triton(session: &mut Session) -> Result<()> {
         let times = session.side_by_side(&request, |session| session.seconds(&recorded))?;
         drop(recorded);
         let (work, _) = weights.work(1);
-        let row = weights.row(session, format!("m=1 {}", shape.name), 1, times.ours)?;
-        let note = [row.note.as_str(), &times.note].join(" ");
-        session.row(row.beside(times.peer.map(|peer| work / peer)).note(note.trim()))?;
+        let row = weights.row(session, format!("m=1 {}, beside Triton", shape.name), 1, times.ours)?;
+        session.row(row.beside(times.peer.map(|peer| work / peer)).also(&times.note))?;
     }
     Ok(())
 }
@@ -135,8 +134,7 @@ impl Weights {
                 Some(goal) => row.goal(goal),
                 None => row,
             };
-            let note = [row.note.as_str(), &times.note].join(" ");
-            session.row(row.beside(peer).note(note.trim()))?;
+            session.row(row.beside(peer).also(&times.note))?;
             if rows <= ROWS_INVARIANT_MAX {
                 let recorded = self.record(session, rows, Invariance::Batch)?;
                 let seconds = session.seconds(&recorded)?;

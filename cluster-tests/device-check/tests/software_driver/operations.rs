@@ -77,8 +77,9 @@ fn software_driver_a_part_that_is_asked_for_by_name_does_without_its_peer() {
     let folder = tempfile::tempdir().unwrap();
     let (output, report) = check(folder.path(), folder.path(), &[], &["--only", "triton"]);
     let weights = ["qkv", "o", "gate_up", "down", "head"];
-    let mut expected = weights.map(|weights| format!("m=1 8B {weights}")).to_vec();
-    for decode in ["decode batch=1 d=128 at 200", "decode batch=3 d=128 at 200"] {
+    let mut expected = weights.map(|weights| format!("m=1 8B {weights}, beside Triton")).to_vec();
+    for decode in ["decode batch=1 d=128 at 200, beside Triton", "decode batch=3 d=128 at 200, beside Triton"]
+    {
         expected.extend([
             decode.to_owned(),
             format!("{decode}, free chunks"),
