@@ -42,6 +42,7 @@ fn software_driver_a_part_that_hangs_is_ended_and_the_next_one_runs() {
 }
 
 /// Whole models: tokens against the CPU's, and the speed of a random one.
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod whole_models {
     use std::{os::unix::fs::symlink, path::PathBuf};
 
