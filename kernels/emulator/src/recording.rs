@@ -1,10 +1,10 @@
 //! What kernels read and wrote, kept in files: on a GPU the same launches must do the same.
 //!
-//! `CONSORT_EMULATOR_RECORD` names a folder. Every launch of its kind that [`launch`](crate::launch) runs becomes a file
-//! there, `KERNEL-HASH.safetensors`: all of each [`Memory`](crate::Memory) that an argument points into, before
+//! `CONSORT_EMULATOR_RECORD` names a folder. Every launch of its kind that [`launch`](crate::launch) runs becomes a
+//! file there, `KERNEL-HASH.safetensors`: all of each [`Memory`](crate::Memory) that an argument points into, before
 //! (`0.before`) and, where something changed, after (`0.after`); in its metadata the launch, and where in the arguments
-//! the pointers are. Launches of one kind, that is of equal kernel, grid and arguments other than pointers, are recorded
-//! once; [`SNAPSHOT_MAX`] and [`KINDS_MAX`] bound them. Grids that wait for each other are not recorded.
+//! the pointers are. Launches of one kind, that is of equal kernel, grid and arguments other than pointers, are
+//! recorded once; [`SNAPSHOT_MAX`] and [`KINDS_MAX`] bound them. Grids that wait for each other are not recorded.
 #![allow(unsafe_code)]
 
 use std::{

@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn a_tool_s_last_summary_is_what_counts() {
-        let said = "========= COMPUTE-SANITIZER\n========= Invalid __global__ read\n========= ERROR SUMMARY: 3 errors\n";
+        let said = "========= COMPUTE-SANITIZER\n========= Invalid read\n========= ERROR SUMMARY: 3 errors\n";
         assert_eq!(summary(said), Some((3.0, "3 errors".to_owned())));
         let races = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n";
         assert_eq!(summary(races).unwrap().0, 0.0);

@@ -1,5 +1,5 @@
-//! Whole models on the card against the CPU: logits of a fixed prompt, greedy tokens decoded by graphs, and a sequence's
-//! tokens in company. Tiny models also run over three ranks on the one card.
+//! Whole models on the card against the CPU: logits of a fixed prompt, greedy tokens decoded by graphs, and a
+//! sequence's tokens in company. Tiny models also run over three ranks on the one card.
 //!
 //! Three ranks on one card share its one context: each has streams of its own, reads the others' memory by address, and
 //! waits for them in its kernels. All of a sum's blocks must run at once, which they do where a model is tiny: three
