@@ -77,7 +77,7 @@ pub(super) struct Incident {
 impl Incident {
     /// Whether this loss is one more of an incident that was already counted.
     pub(super) fn absorbs(&mut self, rank: Rank) -> bool {
-        let known = !self.lost.is_empty();
+        let known = self.restarts > 0;
         self.lost.insert(rank) && known
     }
 

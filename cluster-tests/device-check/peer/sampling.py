@@ -40,13 +40,18 @@ def min_p(logits, request, draw):
     return draw(probabilities.masked_fill(probabilities < least, 0.0))
 
 
+# Of the logits: as ours.
+DEVIATION, LIKELY_BY, LIKELY_ONE_IN = 2.0, 10.0, 4096
+
 MODES = {"greedy": greedy, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
 
 
 def sample(bench, request):
     """A token for each of `rows`, from `sets` times other logits."""
     rows, vocabulary, sets = (request[name] for name in ("rows", "vocabulary", "sets"))
-    logits = bench.random(sets, rows, vocabulary, dtype=torch.float32)
+    logits = bench.random(sets, rows, vocabulary, dtype=torch.float32) * DEVIATION
+    # A few tokens far above the others, as models have it: what is drawn from depends on it.
+    logits += LIKELY_BY * (torch.rand_like(logits) * LIKELY_ONE_IN < 1)
     mode = MODES[request["mode"]]
     draws = [None] if mode is greedy else [multinomial, exponential_race]
     return fastest(bench, [lambda i, draw=draw: mode(logits[i], request, draw) for draw in draws], sets)

@@ -6,17 +6,20 @@ import torch
 
 from ways import fastest
 
-try:
-    import triton
-
-    import triton_kernels
-except ImportError as missing:
-    triton, why = None, f"no Triton: {missing}"
+triton = triton_kernels = None
 
 
 def check_triton():
-    if triton is None:
-        raise RuntimeError(why)
+    """Loads Triton when it is first asked for: few ask, and all would wait for it."""
+    global triton, triton_kernels
+    if triton is not None:
+        return
+    try:
+        import triton as found
+        import triton_kernels as kernels
+    except ImportError as missing:
+        raise RuntimeError(f"no Triton: {missing}") from missing
+    triton, triton_kernels = found, kernels
 
 
 def right(shapes, work, got, expected):

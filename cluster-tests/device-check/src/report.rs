@@ -1,6 +1,6 @@
 //! The reports of all parts, as a table and as JSON.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +18,17 @@ pub(crate) enum Outcome {
     TimedOut(String),
     /// It was not begun.
     Skipped(String),
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Done => f.write_str("done"),
+            Outcome::Failed(reason) => write!(f, "FAILED: {reason}"),
+            Outcome::TimedOut(reason) => write!(f, "ENDED: {reason}"),
+            Outcome::Skipped(reason) => write!(f, "skipped: {reason}"),
+        }
+    }
 }
 
 /// What is known of a part.
@@ -77,20 +88,37 @@ impl Report {
         let mut lines = vec![headings.to_vec()];
         for part in &self.parts {
             lines.extend(part.rows.iter().map(|row| cells(&part.part, row)));
-            let ended = match &part.outcome {
-                Outcome::Done => continue,
-                Outcome::Failed(reason) => format!("FAILED: {reason}"),
-                Outcome::TimedOut(reason) => format!("ENDED: {reason}"),
-                Outcome::Skipped(reason) => format!("skipped: {reason}"),
-            };
+            if part.outcome == Outcome::Done {
+                continue;
+            }
             let mut cells = vec![String::new(); headings.len()];
             cells[0].clone_from(&part.part);
-            cells[7] = ended.replace(['\n', '|'], " ");
+            cells[7] = part.outcome.to_string().replace(['\n', '|'], " ");
             lines.push(cells);
         }
         write_table(&mut text, &lines);
         text
     }
+
+    /// A few lines: how each part ended, and which goals were missed.
+    pub(crate) fn summary(&self) -> String {
+        self.parts.iter().map(said_of).collect()
+    }
+}
+
+fn said_of(part: &PartReport) -> String {
+    let missed = part.rows.iter().filter(|row| row.met() == Some(false));
+    let missed: Vec<String> = missed
+        .map(|row| format!("\n    {}{}", if row.is_wrong() { "WRONG: " } else { "missed: " }, row.case))
+        .collect();
+    format!(
+        "{}: {} rows in {:.1} s, {}{}\n",
+        part.part,
+        part.rows.len(),
+        part.seconds,
+        part.outcome,
+        missed.concat()
+    )
 }
 
 fn cells(part: &str, row: &Row) -> Vec<String> {
@@ -130,8 +158,10 @@ fn write_table(text: &mut String, lines: &[Vec<String>]) {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut line = |cells: &[String]| {
-        for (cell, width) in cells.iter().zip(&widths) {
-            let _ = write!(text, "| {cell}{} ", " ".repeat(width - cell.chars().count()));
+        for (at, (cell, width)) in cells.iter().zip(&widths).enumerate() {
+            // Notes, which come last, are as long as they are.
+            let fill = if at + 1 < columns { width - cell.chars().count() } else { 0 };
+            let _ = write!(text, "| {cell}{} ", " ".repeat(fill));
         }
         text.push_str("|\n");
     };

@@ -1,7 +1,8 @@
 //! Runs the parts, each as a process of its own, one after another, within a limit for all.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
+    io::Write,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -22,7 +23,7 @@ use crate::{
 };
 
 /// A process that was killed is waited for so long: one that is stuck in a driver does not end at once.
-const END_LIMIT: Duration = Duration::from_secs(5);
+const END_LIMIT: Duration = Duration::from_secs(2);
 /// A part is not begun with less time left.
 const BEGIN_MIN: Duration = Duration::from_secs(3);
 /// What is kept of the time for the end: the table, processes that do not end.
@@ -60,6 +61,8 @@ pub(crate) fn run(folder: &Folder, size: Size, args: &Args) -> Result<bool> {
         names => names.iter().map(|name| parts::find(name)).collect::<Result<_>>()?,
     };
     fs::create_dir_all(&args.out).with_context(|| format!("cannot make {}", args.out.display()))?;
+    // An earlier run's.
+    let _ = fs::remove_file(args.out.join("parts.log"));
     let mut peer = PeerProcess::start(folder, args);
     let mut report = Report { machine: Machine::default(), parts: Vec::new() };
     for part in chosen {
@@ -67,30 +70,15 @@ pub(crate) fn run(folder: &Folder, size: Size, args: &Args) -> Result<bool> {
             peer.wait_until_ready(deadline);
         }
         let found = run_part(folder, size, args, part, peer.socket(), deadline, &mut report.machine);
-        eprintln!(
-            "{:<12}{:6.1} s, {} rows: {}",
-            part.name,
-            found.seconds,
-            found.rows.len(),
-            told(&found.outcome)
-        );
+        eprintln!("{:<12}{:6.1} s, {} rows: {}", part.name, found.seconds, found.rows.len(), found.outcome);
         report.parts.push(found);
         report.machine.peer = peer.state();
         // Whatever ends this process later, what was found stays.
         write(&args.out, &report)?;
     }
+    println!("{}\n{}", report.table(), report.summary());
     drop(peer);
-    println!("{}", report.table());
     Ok(report.is_good())
-}
-
-fn told(outcome: &Outcome) -> String {
-    match outcome {
-        Outcome::Done => "done".to_owned(),
-        Outcome::Failed(reason) => format!("FAILED: {reason}"),
-        Outcome::TimedOut(reason) => format!("ENDED: {reason}"),
-        Outcome::Skipped(reason) => format!("skipped: {reason}"),
-    }
 }
 
 fn write(out: &Path, report: &Report) -> Result<()> {
@@ -122,9 +110,10 @@ fn run_part(
     if left < BEGIN_MIN {
         return ended(Outcome::Skipped("no time was left".to_owned()), Vec::new());
     }
-    let (lines, log) =
-        (args.out.join(format!("{}.jsonl", part.name)), args.out.join(format!("{}.log", part.name)));
-    // What an earlier run left would be read as this one's.
+    // Few files are left for who asked: a machine may give back only so many.
+    let scratch = std::env::temp_dir().join(format!("consort-device-check-{}", std::process::id()));
+    let (lines, log) = (scratch.with_extension("jsonl"), scratch.with_extension("log"));
+    // What another part left would be read as this one's.
     let _ = fs::remove_file(&lines);
     let outcome = match start_part(folder, size, part, &lines, &log, peer) {
         Ok(mut child) => {
@@ -145,7 +134,19 @@ fn run_part(
             Err(error) => rows.push(Row::without("a row that cannot be read", error.to_string())),
         }
     }
+    keep_log(&args.out, part.name, &log);
+    let _ = (fs::remove_file(&lines), fs::remove_file(&log));
     ended(outcome, rows)
+}
+
+/// Appends what a part printed to what all printed. Where that cannot be written, the report cannot either and says so.
+fn keep_log(out: &Path, part: &str, log: &Path) {
+    let said = fs::read(log).unwrap_or_default();
+    let all = OpenOptions::new().create(true).append(true).open(out.join("parts.log"));
+    let _ = all.and_then(|mut all| {
+        writeln!(all, "== {part}")?;
+        all.write_all(&said)
+    });
 }
 
 fn start_part(
@@ -241,6 +242,10 @@ impl PeerProcess {
         if args.no_peer {
             return peer;
         }
+        // What a process of this number left behind would be taken for a peer that listens.
+        for left in [peer.socket.clone(), peer.socket.with_extension("peer.new")] {
+            let _ = fs::remove_file(left);
+        }
         let begun = File::create(&peer.log).and_then(|log| {
             let mut command = Command::new(&args.python);
             command.arg(folder.peer()).arg(&peer.socket).env("PYTHONUNBUFFERED", "1");
@@ -277,10 +282,16 @@ impl PeerProcess {
 
     fn state(&self) -> String {
         match self.socket() {
-            Some(_) => last_words(&self.log),
+            Some(_) => self.greeting(),
             None if self.child.is_some() => "starting".to_owned(),
             None => format!("none: {}", self.why_not),
         }
+    }
+
+    /// What it says when it listens; later lines are about cases.
+    fn greeting(&self) -> String {
+        let said = fs::read_to_string(&self.log).unwrap_or_default();
+        said.lines().find(|line| line.starts_with("PyTorch")).unwrap_or("it does not say").to_owned()
     }
 
     fn end(&mut self) {

@@ -2,9 +2,10 @@
 //!
 //! `CONSORT_EMULATOR_RECORD` names a folder. Every launch of its kind that [`launch`](crate::launch) runs becomes a
 //! file there, `KERNEL-HASH.safetensors`: all of each [`Memory`](crate::Memory) that an argument points into, before
-//! (`0.before`) and, where something changed, after (`0.after`); in its metadata the launch, and where in the arguments
-//! the pointers are. Launches of one kind, that is of equal kernel, grid and arguments other than pointers, are
-//! recorded once; [`SNAPSHOT_MAX`] and [`KINDS_MAX`] bound them. Grids that wait for each other are not recorded.
+//! (`0.before`) and, where something changed, after (`0.after`); in its metadata the launch, and where in the
+//! arguments the pointers are. A launch that changes nothing shows nothing and is left out. Launches of one kind, that
+//! is of equal kernel, grid and arguments other than pointers, are recorded once; [`SNAPSHOT_MAX`] and [`KINDS_MAX`]
+//! bound them. Grids that wait for each other are not recorded.
 #![allow(unsafe_code)]
 
 use std::{
@@ -51,6 +52,8 @@ struct Pointer {
 
 /// A launch before it is run.
 pub(crate) struct Begun {
+    kernel: String,
+    kind: u64,
     file: PathBuf,
     metadata: HashMap<String, String>,
     memories: Vec<(usize, Living)>,
@@ -132,6 +135,8 @@ pub(crate) fn begin(grid: &Grid<'_>) -> Option<Begun> {
     });
     let before = memories.iter().map(|&(start, living)| bytes_at(start, living.bytes)).collect();
     Some(Begun {
+        kernel: grid.kernel.to_owned(),
+        kind,
         file: recorder.folder.join(format!("{}-{kind:016x}.safetensors", grid.kernel)),
         metadata: HashMap::from([("launch".to_owned(), launch.to_string())]),
         memories,
@@ -142,7 +147,16 @@ pub(crate) fn begin(grid: &Grid<'_>) -> Option<Begun> {
 impl Begun {
     /// Writes what a launch has read and written.
     pub(crate) fn end(self) -> Result<(), Fault> {
-        let Begun { file, metadata, memories, before } = self;
+        let Begun { kernel, kind, file, metadata, memories, before } = self;
+        let unchanged = |(&(start, living), before): (&(usize, Living), &Vec<u8>)| {
+            bytes_at(start, living.bytes) == *before
+        };
+        if memories.iter().zip(&before).all(unchanged) {
+            if let Some(recorder) = recorder() {
+                lock(&recorder.kinds).entry(kernel).or_default().remove(&kind);
+            }
+            return Ok(());
+        }
         let mut tensors = Vec::new();
         for (at, (&(start, living), before)) in memories.iter().zip(before).enumerate() {
             let after = bytes_at(start, living.bytes);

@@ -14,8 +14,9 @@ use consort_kernels::{
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 
-/// Longest wait for one step unless told otherwise: a long prompt's part takes seconds at most.
-pub const STEP_LIMIT: Duration = Duration::from_secs(600);
+/// Longest wait for one step unless told otherwise: a long prompt's part takes seconds at most. Twice what a peer waits
+/// on its device before it takes this one to be lost.
+pub const STEP_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a model is loaded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

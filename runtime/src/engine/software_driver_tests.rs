@@ -164,17 +164,18 @@ fn software_driver_requests_over_three_devices_get_together_what_each_gets_alone
     let report = in_child_reported(test, &[THREE], || {
         block_on(async {
             let folder = checkpoint();
-            // Memory for one request of the longest and little more.
+            // Memory for a few of the sixteen.
             let engine = tiny(&folder, "cuda:0,cuda:1,cuda:2").batch_invariant(true);
             let engine = engine.max_model_len(96).kv_cache_memory_bytes(50_000);
             let engine = engine.start().await.expect("it starts");
-            let preemptions = together_and_alone(&engine, &requests(6, 40)).await;
+            let preemptions = together_and_alone(&engine, &requests(16, 30)).await;
             assert!(preemptions > 0, "the pool was to be too small");
             engine.shutdown(Duration::from_secs(5)).await;
         });
     });
     let Some(report) = report else { return };
     assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
+    assert!(report.graph_launches > 100, "{report:?}");
 }
 
 /// What a fault may cost: how long a step may take, how soon the engine is to answer again, and ranks built anew.

@@ -35,7 +35,17 @@ pub(super) fn ensure(workspace: &Workspace, work: &Path) -> Result<PathBuf> {
     }
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let mut tests = workspace.cargo();
-    tests.args(["test", "--quiet", "--package", "consort-kernels", "--lib", "emulator"]);
+    // One test after another: which launch of a kind is the first does not depend on threads then.
+    tests.args([
+        "test",
+        "--quiet",
+        "--package",
+        "consort-kernels",
+        "--lib",
+        "emulator",
+        "--",
+        "--test-threads=1",
+    ]);
     tests.env("CONSORT_EMULATOR_RECORD", &folder);
     process::run(silently(&mut tests))?;
     fs::write(folder.join(STAMP), stamp).context("cannot write the recordings' stamp")?;

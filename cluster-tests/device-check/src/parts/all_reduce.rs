@@ -1,6 +1,6 @@
-//! Sums over three ranks on one card, by the kernels that ranks on three cards add with: there is no link between them,
-//! so the times are of meeting and of the card's own memory. Sums must be those of the fixed order, to the bit, on all
-//! ranks.
+//! Sums and gathers over three ranks on one card, by the kernels that ranks on three cards use: there is no link
+//! between them, so the times are of meeting and of the card's own memory. Sums must be those of the fixed order, to
+//! the bit, on all ranks.
 
 mod ranks;
 
@@ -41,6 +41,10 @@ pub(crate) fn run(session: &mut Session) -> Result<()> {
         .collect();
     sums(session, &mut ranks, &data, "with the norm", &fused, |len| Operation::Fused {
         width: len.min(width_max),
+    })?;
+    // Of odd rows too, which are gathered one element at a time.
+    sums(session, &mut ranks, &data, "gather", &lengths, |len| Operation::Gather {
+        width: if len.is_multiple_of(2) { len / 2 } else { len },
     })
 }
 
@@ -86,7 +90,7 @@ fn sums(
         let chosen = match operation {
             Operation::OneShot => prefers_one_shot(len, RANKS),
             Operation::TwoShots => !prefers_one_shot(len, RANKS),
-            Operation::Fused { .. } => true,
+            Operation::Fused { .. } | Operation::Gather { .. } => true,
         };
         let note = if chosen { "what ranks on several cards do" } else { "" };
         session.row(Row::new(case, figure).note(note))?;
@@ -136,6 +140,17 @@ fn once(ranks: &mut Ranks, data: &Data, operation: Operation, len: usize) -> Res
             Ok(wrong.into_iter().sum())
         }
         Operation::Fused { width } => normalised(ranks, data, &sum, width),
+        Operation::Gather { width } => {
+            let rows =
+                (0..len / width).flat_map(|row| parts.iter().map(move |part| &part[row * width..][..width]));
+            let expected = rows.collect::<Vec<_>>().concat();
+            let wrong = ranks.each(|rank| {
+                let mut got = vec![0.0; expected.len()];
+                rank.device.download(rank.sum.slice(0..expected.len()), &mut got, WORK_LIMIT)?;
+                Ok(different(&got, &expected))
+            })?;
+            Ok(wrong.into_iter().sum())
+        }
     }
 }
 

@@ -76,10 +76,13 @@ fn check(session: &Session, kernel: &str, files: &[PathBuf]) -> (Row, bool) {
             }
         }
     }
-    if files.is_empty() {
-        return (Row::without(kernel, "no launch of it was recorded").goal(goal), false);
+    let Difference { worst, differ, elements, changed } = found;
+    if changed == 0 {
+        return (
+            Row::without(kernel, "no launch of it that changes anything was recorded").goal(goal),
+            false,
+        );
     }
-    let Difference { worst, differ, elements } = found;
     let note =
         format!("{} launches, {equal} of equal bits; {differ} of {elements} elements differ", files.len());
     (Row::new(kernel, Figure::cost(f64::from(worst), "of tolerance")).goal(goal).note(note), false)

@@ -148,9 +148,8 @@ impl Weights {
         session.row(worst.row(format!("results {}", self.name)))
     }
 
-    /// All weights in one graph. Once before without one: what is lazy about a library shall not fall into a recording.
+    /// All weights in one graph.
     fn record(&mut self, session: &Session, rows: usize, invariance: Invariance) -> Result<Recorded> {
-        self.multiply(session.device.as_ref(), 0, rows, invariance)?;
         let recorded =
             session.record(self.sets, |launcher, set| self.multiply(launcher, set, rows, invariance))?;
         // Results of an earlier case would be right, too.

@@ -235,7 +235,8 @@ fn decode(
     let rest = times.ours - shares.layers - shares.draws;
     let millis = 1e3;
     let note = format!(
-        "{:.3} ms: layers {:.3} on the device, logits, draws and tokens to the host {:.3}, the rest {:.3}{}{}",
+        "{:.3} ms by the host's clock, PyTorch's graph by events: \
+         layers {:.3} on the device, logits, draws and tokens to the host {:.3}, the rest {:.3}{}{}",
         times.ours * millis,
         shares.layers * millis,
         shares.draws * millis,

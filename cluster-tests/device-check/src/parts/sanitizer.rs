@@ -10,11 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::{
     figures::{Figure, Goal, Row},
-    session::Session,
+    session::{Line, Session},
 };
 
 const PROGRAM: &str = "compute-sanitizer";
@@ -47,16 +47,30 @@ fn find() -> Option<PathBuf> {
     folders.map(|folder| folder.join(PROGRAM)).find(|program| program.is_file())
 }
 
-/// How many findings a tool has, and its own summary.
+/// How many findings a tool has, and its own summary with the number of kernels that it saw.
 fn findings(program: &Path, tool: &str, folder: &Path) -> Result<(f64, String)> {
     let log = env::temp_dir().join(format!("consort-device-check-{}-{tool}.log", std::process::id()));
     let rows = log.with_extension("jsonl");
     let outcome = run_tool(program, tool, folder, &log, &rows);
     let said = std::fs::read_to_string(&log).unwrap_or_default();
+    let checked = kernels_in(&std::fs::read_to_string(&rows).unwrap_or_default());
     // Whatever was not made is not there to be removed.
     let _ = (std::fs::remove_file(&log), std::fs::remove_file(&rows));
     outcome?;
-    summary(&said).with_context(|| format!("{tool} gave no summary"))
+    let (count, summary) = summary(&said).with_context(|| format!("{tool} gave no summary"))?;
+    if checked == 0 {
+        bail!("{tool} saw no kernel: {summary}");
+    }
+    Ok((count, format!("{summary}; {checked} kernels")))
+}
+
+/// Kernels with a result.
+fn kernels_in(lines: &str) -> usize {
+    let rows = lines.lines().filter_map(|line| match serde_json::from_str(line) {
+        Ok(Line::Row(row)) => Some(row),
+        _ => None,
+    });
+    rows.filter(|row| row.ours.is_some()).count()
 }
 
 fn run_tool(program: &Path, tool: &str, folder: &Path, log: &Path, rows: &Path) -> Result<()> {
@@ -67,16 +81,22 @@ fn run_tool(program: &Path, tool: &str, folder: &Path, log: &Path, rows: &Path) 
     command.args(part).arg(rows).stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
     let started = Instant::now();
-    while child.try_wait()?.is_none() {
+    loop {
+        if let Some(status) = child.try_wait()? {
+            // A tool passes the part's status on, unless it was told another for findings.
+            if status.success() {
+                return Ok(());
+            }
+            bail!("the part ended with {status} under {tool}");
+        }
         if started.elapsed() > TOOL_LIMIT {
             // It may have ended this very moment.
             let _ = child.kill();
             child.wait()?;
-            anyhow::bail!("{tool} did not end within {TOOL_LIMIT:?}");
+            bail!("{tool} did not end within {TOOL_LIMIT:?}");
         }
         thread::sleep(Duration::from_millis(50));
     }
-    Ok(())
 }
 
 /// `3` of "========= ERROR SUMMARY: 3 errors", and all that the line says.

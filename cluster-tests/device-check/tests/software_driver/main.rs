@@ -3,11 +3,11 @@
 
 mod operations;
 mod recorded;
+mod shipped;
 mod whole_models;
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
     path::Path,
     process::{Command, Output},
 };
@@ -122,23 +122,13 @@ fn software_driver_faults_have_the_types_that_the_product_gives_them() {
 }
 
 #[test]
-fn software_driver_findings_of_a_sanitizer_fail_the_check_and_its_absence_does_not() {
+fn software_driver_parts_for_which_no_time_is_left_are_not_begun() {
     let folder = tempfile::tempdir().unwrap();
-    let only = ["--only", "sanitizer"];
-    let none = [("PATH", "/nowhere")];
-    let (output, report) = check(folder.path(), folder.path(), &none, &only);
-    assert!(output.status.success(), "{report:#}");
-    assert!(row(&report, "sanitizer", "compute-sanitizer")["note"].as_str().unwrap().contains("toolkit"));
-
-    // Writes what the tool writes, where it is told to.
-    let program = folder.path().join("compute-sanitizer");
-    let script =
-        "#!/bin/sh\n[ $2 = racecheck ] && n=2 || n=0\necho \"========= ERROR SUMMARY: $n errors\" > $4\n";
-    fs::write(&program, script).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-    let path = folder.path().to_string_lossy().into_owned();
-    let (output, report) = check(folder.path(), folder.path(), &[("PATH", &path)], &only);
-    assert!(!output.status.success());
-    assert_eq!(row(&report, "sanitizer", "memcheck")["ours"]["value"], 0.0);
-    assert_eq!(row(&report, "sanitizer", "racecheck")["ours"]["value"], 2.0);
+    let args = ["--only", "machine,ceilings", "--limit", "7"];
+    let (output, report) = check(folder.path(), folder.path(), &[], &args);
+    assert!(output.status.success(), "nothing is wrong: {report:#}");
+    for name in ["machine", "ceilings"] {
+        assert_eq!(outcome(&report, name), "skipped");
+        assert_eq!(part(&report, name)["reason"], "no time was left");
+    }
 }

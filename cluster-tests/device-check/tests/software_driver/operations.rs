@@ -112,11 +112,12 @@ fn software_driver_sums_of_three_ranks_on_one_card_are_timed_and_are_the_fixed_o
         ("one shot", &["32 B", "2060 B", "4 KiB", "16 KiB"][..]),
         ("two shots", &["32 B", "2060 B", "4 KiB", "16 KiB"][..]),
         ("with the norm", &["32 B", "4 KiB", "16 KiB"][..]),
+        ("gather", &["32 B", "2060 B", "4 KiB", "16 KiB"][..]),
     ] {
         expected.extend(sizes.iter().map(|size| format!("{name} {size}")));
         expected.push(format!("results {name}"));
     }
-    assert_part(&report, "all_reduce", &expected, 3);
+    assert_part(&report, "all_reduce", &expected, 4);
     assert!(output.status.success());
 }
 

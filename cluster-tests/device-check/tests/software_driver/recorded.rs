@@ -1,7 +1,7 @@
 //! Launches recorded on the emulator here and now, and what the check says of them.
 #![allow(unsafe_code)]
 
-use std::{fs, path::Path};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 use consort_emulator::{Grid, Memory, Settings, recording};
 use consort_kernels::{
@@ -111,6 +111,8 @@ fn software_driver_kernels_do_what_was_recorded_and_what_they_do_not_fails_the_c
     let lost = row(&report, "kernels", "rms_norm_1");
     assert!(lost["ours"].is_null() && lost["note"].as_str().unwrap().contains("700"), "{lost}");
 
+    sanitizer_findings_fail_the_check_and_its_absence_does_not(folder.path());
+
     let mut files: Vec<_> = fs::read_dir(&recordings).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     let swiglu = files.iter().rfind(|file| file.to_string_lossy().contains("swiglu")).unwrap();
@@ -128,4 +130,36 @@ fn software_driver_kernels_do_what_was_recorded_and_what_they_do_not_fails_the_c
     assert!(!output.status.success());
     let unread = row(&report, "kernels", "swiglu_silu")["note"].as_str().unwrap();
     assert!(unread.contains("is no recording"), "{unread}");
+}
+
+/// A program that runs what it is told to, and writes what the real one writes; nothing is found but by racecheck.
+const SANITIZER: &str = "#!/bin/sh
+tool=$2 log=$4
+shift 4
+[ $tool = racecheck ] && n=2 || n=0
+[ $tool = initcheck ] || \"$@\" --size small || exit
+echo \"========= ERROR SUMMARY: $n errors\" >$log
+";
+
+fn sanitizer_findings_fail_the_check_and_its_absence_does_not(folder: &Path) {
+    let only = ["--only", "sanitizer"];
+    let (output, report) = check(folder, folder, &[("PATH", "/nowhere")], &only);
+    assert!(output.status.success(), "{report:#}");
+    assert!(row(&report, "sanitizer", "compute-sanitizer")["note"].as_str().unwrap().contains("toolkit"));
+
+    let program = folder.join("compute-sanitizer");
+    fs::write(&program, SANITIZER).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = folder.to_string_lossy().into_owned();
+    let (output, report) = check(folder, folder, &[("PATH", &path)], &only);
+    assert!(!output.status.success());
+    let found = |tool: &str| row(&report, "sanitizer", tool);
+    assert_eq!(
+        (&found("memcheck")["ours"]["value"], &found("racecheck")["ours"]["value"]),
+        (&0.0.into(), &2.0.into())
+    );
+    assert_eq!(found("memcheck")["note"], "0 errors; 3 kernels");
+    // A tool that ran nothing has found nothing, and shows nothing.
+    assert!(found("initcheck")["ours"].is_null(), "{report:#}");
+    assert!(found("initcheck")["note"].as_str().unwrap().contains("saw no kernel"), "{report:#}");
 }

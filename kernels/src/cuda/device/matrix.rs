@@ -69,9 +69,13 @@ impl MatrixLibrary {
             if let Some((algorithm, scratch_bytes)) = self.algorithm(product, next)?
                 && !done.contains(&algorithm)
             {
-                // SAFETY: as above. One that does not take so few rows is left out.
-                unsafe { self.matrices.multiply(stream, product, &algorithm, scratch_bytes)? };
-                done.push(algorithm);
+                // SAFETY: as above. One that does not take so few rows is not done, and asked again for more.
+                let taken = unsafe { self.matrices.multiply(stream, product, &algorithm, scratch_bytes)? };
+                if taken {
+                    done.push(algorithm);
+                } else {
+                    tracing::debug!(rows = next, "cuBLASLt's algorithm for these rows takes no single one");
+                }
             }
             next = bucket(next) + 1;
         }

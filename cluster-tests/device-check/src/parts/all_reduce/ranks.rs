@@ -11,8 +11,8 @@ use anyhow::{Result, bail};
 use consort_kernels::{
     KernelError,
     all_reduce::cuda::{
-        AREA_WORDS, PeerAddresses, Peers, STOP_WORDS, Stopped, all_reduce_one_shot, all_reduce_rms_norm,
-        all_reduce_two_shot,
+        AREA_WORDS, PeerAddresses, Peers, STOP_WORDS, Stopped, all_gather_peers, all_reduce_one_shot,
+        all_reduce_rms_norm, all_reduce_two_shot,
     },
     cuda::{
         Launcher,
@@ -41,6 +41,20 @@ pub(super) enum Operation {
     Fused {
         width: usize,
     },
+    /// No sum: rows as wide of all ranks, side by side.
+    Gather {
+        width: usize,
+    },
+}
+
+impl Operation {
+    /// Of each kernel one, small.
+    const ALL: [Operation; 4] = [
+        Operation::OneShot,
+        Operation::TwoShots,
+        Operation::Fused { width: 64 },
+        Operation::Gather { width: 64 },
+    ];
 }
 
 /// All of them.
@@ -77,11 +91,11 @@ impl Ranks {
         for device in devices {
             device.load_all()?;
             let abort = HostWords::new(&device, 1)?;
-            ranks.push(Rank::alone(device, capacity, &abort)?);
+            ranks.push(Rank::alone(device, capacity, count, &abort)?);
             aborts.push(abort);
         }
         for rank in &mut ranks {
-            for operation in [Operation::OneShot, Operation::TwoShots, Operation::Fused { width: 64 }] {
+            for operation in Operation::ALL {
                 let device = rank.device.clone();
                 rank.enqueue(device.as_ref(), operation, 64)?;
                 device.measure(LIMIT, || rank.enqueue(device.as_ref(), operation, 64))?;
@@ -158,11 +172,12 @@ impl Drop for Ranks {
 }
 
 impl Rank {
-    /// A group of one.
-    fn alone(device: Arc<CudaDevice>, capacity: usize, abort: &HostWords) -> Result<Rank> {
+    /// A group of one, with room for what so many have.
+    fn alone(device: Arc<CudaDevice>, capacity: usize, ranks: usize, abort: &HostWords) -> Result<Rank> {
         let mut plan = ArenaPlan::new();
-        let [part, sum, residual, weight] =
-            ["parts", "sums", "residuals", "weights"].map(|what| plan.reserve::<f32>(capacity, what));
+        let [part, residual, weight] =
+            ["parts", "residuals", "weights"].map(|what| plan.reserve::<f32>(capacity, what));
+        let sum = plan.reserve::<f32>(capacity * ranks, "sums, or all parts");
         let normed = plan.reserve::<bf16>(capacity, "normalised rows");
         let area = plan.reserve::<u32>(AREA_WORDS, "what ranks meet in");
         let arena = plan.allocate(&device)?;
@@ -205,6 +220,10 @@ impl Rank {
             Operation::Fused { width } => {
                 let (residual, normed) = (self.residual.slice_mut(0..len), self.normed.slice_mut(0..len));
                 all_reduce_rms_norm(launcher, peers, residual, self.weight.slice(0..width), EPS, normed)
+            }
+            Operation::Gather { width } => {
+                let (rows, widths) = (len / width, vec![width; peers.count()]);
+                all_gather_peers(launcher, peers, rows, &widths, self.sum.slice_mut(0..len * peers.count()))
             }
         }
     }

@@ -25,6 +25,8 @@ pub(super) struct Difference {
     pub(super) differ: usize,
     /// Elements that the launch wrote, or left as they were.
     pub(super) elements: usize,
+    /// Those that it changed.
+    pub(super) changed: usize,
 }
 
 impl Difference {
@@ -33,6 +35,7 @@ impl Difference {
             worst: self.worst.max(other.worst),
             differ: self.differ + other.differ,
             elements: self.elements + other.elements,
+            changed: self.changed + other.changed,
         }
     }
 }
@@ -46,7 +49,7 @@ pub(super) fn compare(memory: &Memory, got: &[u8], tolerance: Tolerance) -> Diff
         Elements::Bytes => 1,
     };
     if tolerance.any_order && memory.elements == Elements::Words {
-        return compare_words_in_any_order(after, got);
+        return compare_words_in_any_order(&memory.before, after, got);
     }
     let scale = scale_of(memory, after);
     let mut found = Difference::default();
@@ -54,6 +57,7 @@ pub(super) fn compare(memory: &Memory, got: &[u8], tolerance: Tolerance) -> Diff
         after.chunks_exact(width).zip(got.chunks_exact(width)).zip(memory.before.chunks_exact(width));
     for ((expected, got), before) in elements {
         found.elements += 1;
+        found.changed += usize::from(expected != before);
         if expected == got {
             continue;
         }
@@ -69,7 +73,8 @@ pub(super) fn compare(memory: &Memory, got: &[u8], tolerance: Tolerance) -> Diff
 }
 
 /// How many words are not in the other one's place, after both are put in order.
-fn compare_words_in_any_order(expected: &[u8], got: &[u8]) -> Difference {
+fn compare_words_in_any_order(before: &[u8], expected: &[u8], got: &[u8]) -> Difference {
+    let changed = before.chunks_exact(4).zip(expected.chunks_exact(4)).filter(|(a, b)| a != b).count();
     let sorted = |bytes: &[u8]| {
         let mut words: Vec<[u8; 4]> =
             bytes.chunks_exact(4).map(|word| [word[0], word[1], word[2], word[3]]).collect();
@@ -78,7 +83,12 @@ fn compare_words_in_any_order(expected: &[u8], got: &[u8]) -> Difference {
     };
     let (expected, got) = (sorted(expected), sorted(got));
     let differ = expected.iter().zip(&got).filter(|(expected, got)| expected != got).count();
-    Difference { worst: if differ > 0 { f32::INFINITY } else { 0.0 }, differ, elements: expected.len() }
+    Difference {
+        worst: if differ > 0 { f32::INFINITY } else { 0.0 },
+        differ,
+        elements: expected.len(),
+        changed,
+    }
 }
 
 /// One element's difference, as a share of what is allowed.
@@ -151,7 +161,7 @@ mod tests {
         let memory = floats(&[9.0, 9.0], &[1.0, -1.0]);
         assert_eq!(
             compare(&memory, &bytes(&[1.0, -1.0]), TOLERANCE),
-            Difference { worst: 0.0, differ: 0, elements: 2 }
+            Difference { worst: 0.0, differ: 0, elements: 2, changed: 2 }
         );
         let found = compare(&memory, &bytes(&[1.0005, -1.0]), TOLERANCE);
         assert!((0.49..0.51).contains(&found.worst) && found.differ == 1, "{found:?}");
