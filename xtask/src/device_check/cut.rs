@@ -7,6 +7,8 @@ use anyhow::{Context, Result, bail};
 const MAGIC: &[u8] = b"GGUF";
 /// What tensors are aligned to, where the file does not say.
 const ALIGNMENT: u64 = 32;
+/// The kind of a value that is a u32.
+const U32: u32 = 4;
 /// Most entries and tensors that a file may have: more is a broken file.
 const COUNT_MAX: u64 = 1 << 20;
 
@@ -35,6 +37,9 @@ pub(super) fn layers(file: &[u8], layers: u32) -> Result<Vec<u8>> {
         reader.skip_value(kind)?;
         let mut entry = file[start..reader.at].to_vec();
         if key.ends_with(".block_count") {
+            if kind != U32 {
+                bail!("{key} is no u32");
+            }
             let has = u32::from_le_bytes(file[value..value + 4].try_into()?);
             if has < layers {
                 bail!("the model has {has} layers, {layers} are wanted");
@@ -208,6 +213,31 @@ mod tests {
         let read = |tensor: &Tensor<'_>| cut[tensor.data.start as usize..tensor.data.end as usize].to_vec();
         let found: Vec<_> = tensors.iter().map(|tensor| (tensor.name, read(tensor))).collect();
         assert_eq!(found, [("blk.0.w", vec![0; 32]), ("blk.1.w", vec![1; 32]), ("norm", vec![9; 32])]);
+    }
+
+    /// Names and data of a file's tensors, after its metadata.
+    fn tensors_of(file: &[u8]) -> Vec<(String, Vec<u8>)> {
+        let mut reader = Reader { bytes: file, at: 8 };
+        let (tensors, entries) = (reader.count().unwrap(), reader.count().unwrap());
+        for _ in 0..entries {
+            reader.text().unwrap();
+            let kind = reader.u32().unwrap();
+            reader.skip_value(kind).unwrap();
+        }
+        let tensors = reader.tensors(tensors, ALIGNMENT).unwrap();
+        let data = |tensor: &Tensor<'_>| file[tensor.data.start as usize..tensor.data.end as usize].to_vec();
+        tensors.iter().map(|tensor| (tensor.name.to_owned(), data(tensor))).collect()
+    }
+
+    #[test]
+    fn a_file_of_another_writer_keeps_what_is_kept() {
+        let fixture = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../parallel/fixtures/twin.gguf");
+        let file = std::fs::read(fixture).unwrap();
+        let (whole, cut) = (tensors_of(&file), tensors_of(&layers(&file, 1).unwrap()));
+        let expected: Vec<_> =
+            whole.into_iter().filter(|(name, _)| layer_of(name).is_none_or(|layer| layer == 0)).collect();
+        assert!(cut.iter().any(|(name, _)| name == "blk.0.attn_q.weight") && cut.len() < 20, "{}", cut.len());
+        assert_eq!(cut, expected);
     }
 
     #[test]
