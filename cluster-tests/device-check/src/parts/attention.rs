@@ -14,19 +14,21 @@ use consort_kernels::{
         cuda::{Chunks, Frame, Inputs, Plan, decode, prefill},
     },
     cuda::{Launcher, device::DeviceBuffer, row_stride},
-    linear::cuda::{Invariance, LIBRARY_PARTIALS, WeightView, Workspace, linear, workspace_len},
 };
 use half::bf16;
 use serde_json::json;
 
 use self::sequences::{Heads, Sequences, error, truth};
-use super::truth::{Worst, largest, spread};
+use super::{
+    ceilings,
+    truth::{Worst, largest, spread},
+};
 use crate::{
     figures::{Figure, Goal, Row},
     session::{Session, WORK_LIMIT},
 };
 
-/// Bytes of all keys and values in a graph: several times a cache of 50 MB.
+/// Bytes of all keys and values in a graph: several times a cache of 60 MB.
 const ROTATED_BYTES: usize = 384 << 20;
 /// What is looked at on the host: rows, and KV heads of each with all their query heads.
 const CHECKED_ROWS: usize = 3;
@@ -174,21 +176,8 @@ fn prefills(session: &mut Session, heads: Heads, tokens: usize, product: f64) ->
 
 /// Operations a second of a large product on this card.
 fn product_rate(session: &Session) -> Result<f64> {
-    let edge = session.pick(8192, 128);
-    let stride = row_stride(edge);
-    let mut weight = session.buffer::<bf16>(edge * stride, "weight")?;
-    let mut x = session.buffer::<bf16>(edge * stride, "activations")?;
-    session.fill(&mut weight, 1.0, 1)?;
-    session.fill(&mut x, 1.0, 2)?;
-    let mut y = session.buffer::<f32>(edge * edge, "results")?;
-    let len = workspace_len(session.device.multiprocessors(), edge, edge, edge, Invariance::None)?;
-    let mut partials = session.buffer::<f32>(len.partials.max(LIBRARY_PARTIALS), "partial sums")?;
-    let mut arrivals = session.buffer::<u32>(len.arrivals, "arrivals")?;
-    let recorded = session.record(1, |launcher, _| {
-        let weight = WeightView { values: weight.all(), outputs: edge, inputs: edge };
-        let mut workspace = Workspace { partials: partials.all_mut(), arrivals: arrivals.all_mut() };
-        linear(launcher, x.all(), weight, None, y.all_mut(), &mut workspace, Invariance::None)
-    })?;
+    let edge = ceilings::edge(session);
+    let recorded = ceilings::record(session, edge, edge, edge)?;
     Ok(2.0 * (edge as f64).powi(3) / session.seconds(&recorded)?)
 }
 

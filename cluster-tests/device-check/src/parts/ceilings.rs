@@ -10,14 +10,19 @@ use serde_json::json;
 
 use crate::{
     figures::{Figure, Row},
-    session::Session,
+    session::{Recorded, Session},
 };
+
+/// Of the matrices whose product is what a card does at best.
+pub(super) fn edge(session: &Session) -> usize {
+    session.pick(8192, 128)
+}
 
 pub(crate) fn run(session: &mut Session) -> Result<()> {
     copy(session)?;
     product(session, "read (a matrix times one row)", session.pick(65_536, 64), session.pick(8192, 128), 1)?;
-    let edge = session.pick(8192, 128);
-    product(session, "product of two matrices of edge 8192", edge, edge, edge)
+    let edge = edge(session);
+    product(session, &format!("product of two matrices of edge {edge}"), edge, edge, edge)
 }
 
 fn copy(session: &mut Session) -> Result<()> {
@@ -29,8 +34,8 @@ fn copy(session: &mut Session) -> Result<()> {
         .row(Row::new("copy", rate).beside(times.peer.map(|peer| 2.0 * bytes / peer / 1e12)).note(times.note))
 }
 
-/// `[rows, inputs]` times `[outputs, inputs]`: by bytes of the weight where there is one row, else by operations.
-fn product(session: &mut Session, case: &str, outputs: usize, inputs: usize, rows: usize) -> Result<()> {
+/// `[rows, inputs]` times `[outputs, inputs]` of random numbers, in a graph, which keeps their memory.
+pub(super) fn record(session: &Session, outputs: usize, inputs: usize, rows: usize) -> Result<Recorded> {
     let mut weight = session.buffer::<bf16>(outputs * row_stride(inputs), "weight")?;
     let mut x = session.buffer::<bf16>(rows * row_stride(inputs), "activations")?;
     session.fill(&mut weight, 1.0, 1)?;
@@ -40,11 +45,16 @@ fn product(session: &mut Session, case: &str, outputs: usize, inputs: usize, row
     let len = workspace_len(multiprocessors, outputs, inputs, rows, Invariance::None)?;
     let mut partials = session.buffer::<f32>(len.partials.max(LIBRARY_PARTIALS), "partial sums")?;
     let mut arrivals = session.buffer::<u32>(len.arrivals, "arrivals")?;
-    let recorded = session.record(1, |launcher, _| {
+    session.record(1, |launcher, _| {
         let weight = WeightView { values: weight.all(), outputs, inputs };
         let mut workspace = Workspace { partials: partials.all_mut(), arrivals: arrivals.all_mut() };
         linear(launcher, x.all(), weight, None, y.all_mut(), &mut workspace, Invariance::None)
-    })?;
+    })
+}
+
+/// Such a product by bytes of the weight where there is one row, else by operations.
+fn product(session: &mut Session, case: &str, outputs: usize, inputs: usize, rows: usize) -> Result<()> {
+    let recorded = record(session, outputs, inputs, rows)?;
     let request = json!({"case": "linear", "n": outputs, "k": inputs, "m": rows, "sets": 1});
     let times = session.side_by_side(&request, |session| session.seconds(&recorded))?;
     let (work, unit) = match rows {

@@ -26,7 +26,7 @@ const ROWS: [usize; 5] = [1, 8, 32, 64, 512];
 const ROWS_SMALL: [usize; 5] = [1, 8, 32, 64, 96];
 /// Rows for which the batch-invariant way is timed beside the fastest.
 const ROWS_INVARIANT_MAX: usize = 8;
-/// Bytes of all weights in a graph: several times a cache of 50 MB.
+/// Bytes of all weights in a graph: several times a cache of 60 MB.
 const ROTATED_BYTES: usize = 384 << 20;
 
 /// A weight of a model.
