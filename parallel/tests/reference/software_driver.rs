@@ -152,13 +152,9 @@ fn software_driver_draws_the_tokens_and_log_probabilities_that_the_host_draws_fr
     assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
 }
 
-/// More rows than are drawn at a time, each asked for in another way.
-fn draws_like_the_host(comm: &mut dyn Collective, width: usize) {
-    const ROWS: usize = 70;
-    let checkpoint = open("tiny_llama");
-    let partition = Partition::new(checkpoint.config(), width, None).unwrap();
-    let (rank, vocabulary) = (comm.rank(), checkpoint.config().vocab_size);
-    let options = LoadOptions {
+/// Steps of up to 128 rows.
+fn options() -> LoadOptions {
+    LoadOptions {
         dtype: DType::BF16,
         max_batch_tokens: 128,
         block_size: BLOCK_SIZE,
@@ -167,7 +163,16 @@ fn draws_like_the_host(comm: &mut dyn Collective, width: usize) {
         num_blocks: 4096,
         step_limit: STEP_LIMIT,
         deterministic: false,
-    };
+    }
+}
+
+/// More rows than are drawn at a time, each asked for in another way.
+fn draws_like_the_host(comm: &mut dyn Collective, width: usize) {
+    const ROWS: usize = 70;
+    let checkpoint = open("tiny_llama");
+    let partition = Partition::new(checkpoint.config(), width, None).unwrap();
+    let (rank, vocabulary) = (comm.rank(), checkpoint.config().vocab_size);
+    let options = options();
     let device = Setup { place: FAST, ..Setup::new(width, DType::BF16, 128) }.device(rank);
     let mut model = load(&device, &checkpoint, &partition, rank, &options, &|_, _| {}).unwrap();
     model.join(comm).unwrap();
@@ -312,16 +317,7 @@ fn steps_of_many_rows(steps: usize) {
     let checkpoint = open("tiny_llama");
     let partition = Partition::new(checkpoint.config(), 1, None).unwrap();
     let mut comm = LocalGroup::new(1).remove(0);
-    let options = LoadOptions {
-        dtype: DType::BF16,
-        max_batch_tokens: 128,
-        block_size: BLOCK_SIZE,
-        max_num_seqs: 8,
-        max_model_len: 256,
-        num_blocks: 4096,
-        step_limit: STEP_LIMIT,
-        deterministic: false,
-    };
+    let options = options();
     let device = Setup { place: FAST, ..Setup::new(1, DType::BF16, 128) }.device(Rank(0));
     let mut model = load(&device, &checkpoint, &partition, Rank(0), &options, &|_, _| {}).unwrap();
     model.join(&mut comm).unwrap();
