@@ -2,16 +2,73 @@
 
 use crate::request::{Request, SubmitError};
 
+/// Most groups of layers: tables of all are walked for every sequence.
+pub const LAYER_GROUPS_MAX: usize = 16;
+
+/// The groups of layers whose keys and values share a page, and how far back each looks.
+///
+/// A block of tokens takes one page in every group. Pages of all groups are equally large and come from one pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerGroups {
+    /// Keys that a token sees, its own included; 0 for all.
+    windows: [u32; LAYER_GROUPS_MAX],
+    count: usize,
+}
+
+impl LayerGroups {
+    /// All layers in one group that sees everything.
+    pub const FULL: LayerGroups = LayerGroups { windows: [0; LAYER_GROUPS_MAX], count: 1 };
+
+    /// One group for each of `windows`: the keys that a token sees, its own included, or all. `None` when there is no
+    /// group, more than [`LAYER_GROUPS_MAX`], or a window of nothing.
+    pub fn new(windows: &[Option<usize>]) -> Option<Self> {
+        let mut groups = LayerGroups { windows: [0; LAYER_GROUPS_MAX], count: windows.len() };
+        if !(1..=LAYER_GROUPS_MAX).contains(&windows.len()) {
+            return None;
+        }
+        for (to, window) in groups.windows.iter_mut().zip(windows) {
+            *to = match window {
+                None => 0,
+                Some(0) => return None,
+                // What sees more than 2^32 tokens sees all that can be.
+                Some(window) => u32::try_from(*window).unwrap_or(0),
+            };
+        }
+        Some(groups)
+    }
+
+    /// How many there are, at least one.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Of each group the keys that a token sees, its own included; `None` for all.
+    pub fn windows(&self) -> impl Iterator<Item = Option<usize>> + '_ {
+        self.windows[..self.count].iter().map(|&window| (window > 0).then_some(window as usize))
+    }
+}
+
 /// Pages of the KV cache. The same pages exist on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheSpec {
     /// Tokens per block.
     pub block_size: usize,
-    /// Blocks of the pool.
+    /// Pages of the pool, which all groups share.
     pub num_blocks: usize,
+    /// What a block of tokens takes.
+    pub groups: LayerGroups,
+    /// Whether blocks keep their content for later requests that begin with the same tokens.
+    pub prefix_caching: bool,
+    /// Pages of the host's pool, where evicted pages go; 0 for none.
+    pub host_blocks: usize,
 }
 
 impl CacheSpec {
+    /// A pool for layers that all see everything, with prefix caching and without a host's pool.
+    pub const fn new(block_size: usize, num_blocks: usize) -> Self {
+        Self { block_size, num_blocks, groups: LayerGroups::FULL, prefix_caching: true, host_blocks: 0 }
+    }
+
     /// Blocks that hold `tokens` tokens.
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_size)
@@ -29,6 +86,8 @@ pub struct SchedulerConfig {
     pub max_model_len: usize,
     /// Most accepted requests that have not run yet; more are refused as overload.
     pub max_waiting_requests: usize,
+    /// How much longer a request must have waited, in milliseconds, to come before one whose priority is better by one.
+    pub priority_aging_ms: u64,
 }
 
 /// What a single request is held against: everything that needs no knowledge of other requests.

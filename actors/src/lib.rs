@@ -11,6 +11,7 @@
 //! | [`scheduler`] | the pure [`Scheduler`](scheduler::Scheduler) and its actor |
 //! | [`shard`] | executors on compute threads, and the actors that own them |
 //! | [`plan`] | what crosses between scheduler and shards |
+//! | [`prefix`] | names of cached blocks |
 //! | [`request`] | what callers hand in and get back |
 //! | [`status`] | what an ensemble says of itself |
 //!
@@ -23,6 +24,7 @@ pub mod error;
 mod group;
 pub mod ids;
 pub mod plan;
+pub mod prefix;
 mod replica;
 pub mod request;
 pub mod scheduler;
@@ -30,10 +32,11 @@ pub mod shard;
 pub mod status;
 mod supervisor;
 
-pub use config::{CacheSpec, SchedulerConfig};
+pub use config::{CacheSpec, LayerGroups, SchedulerConfig};
 pub use ensemble::{Ensemble, EnsembleSpec, Generation};
 pub use error::{EnsembleError, ShardError};
 pub use ids::{Epoch, SequenceId, Step};
+pub use prefix::CacheSalt;
 pub use request::{FinishReason, GenerationError, GenerationEvent, Request, SubmitError};
 pub use shard::{
     LoadProgress, ModelExecutor, ProgressCallback, ProgressReporter, RankShare, Rejoined, ShardExecutor,

@@ -4,7 +4,10 @@
 
 use consort_kernels::sampling::SamplingParams;
 
-use crate::plan::{Sampled, TokenLogprobs};
+use crate::{
+    plan::{Sampled, TokenLogprobs},
+    prefix::CacheSalt,
+};
 
 /// One generation.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +25,11 @@ pub struct Request {
     pub logprobs: Option<u32>,
     /// Log-probabilities to report per prompt token, likewise.
     pub prompt_logprobs: Option<u32>,
+    /// Lower comes first; 0 unless somebody says otherwise. Waiting makes up for it, see
+    /// [`crate::SchedulerConfig::priority_aging_ms`].
+    pub priority: i32,
+    /// Only requests with the same salt share cached prefixes.
+    pub cache_salt: Option<CacheSalt>,
 }
 
 /// What a generation's stream yields, in order; `Finished` or `Failed` is the last.
@@ -29,6 +37,11 @@ pub struct Request {
 pub enum GenerationEvent {
     /// Log-probabilities of prompt tokens `1..`, in order, in one or more parts, before any token.
     PromptLogprobs(Vec<TokenLogprobs>),
+    /// The prompt is computed; comes once, before the first token.
+    Prefilled {
+        /// Tokens of it whose keys and values were there already.
+        cached_tokens: usize,
+    },
     /// One more token.
     Token(Sampled),
     /// Ended as asked.

@@ -23,8 +23,10 @@ pub struct Status {
     pub waiting: usize,
     /// Blocks of the KV pool.
     pub total_blocks: usize,
-    /// Blocks that are not free.
+    /// Blocks that sequences hold, or that steps under way may touch.
     pub used_blocks: usize,
+    /// Blocks that nobody holds and whose content may serve later requests; any of them is taken when one is needed.
+    pub cached_blocks: usize,
     /// Tokens per block.
     pub block_size: usize,
     /// Steps executed and absorbed.
@@ -33,6 +35,10 @@ pub struct Status {
     pub preemptions: u64,
     /// Prompt tokens of requests that started.
     pub prompt_tokens: u64,
+    /// Tokens of prompts that were looked up in the prefix cache.
+    pub prefix_cache_queries: u64,
+    /// Those of them whose keys and values were there.
+    pub prefix_cache_hits: u64,
     /// Tokens emitted.
     pub generated_tokens: u64,
     /// Requests that ended, by reason.

@@ -65,10 +65,13 @@ impl Shared {
             waiting: 0,
             total_blocks: spec.cache.num_blocks,
             used_blocks: 0,
+            cached_blocks: 0,
             block_size: spec.cache.block_size,
             steps: 0,
             preemptions: 0,
             prompt_tokens: 0,
+            prefix_cache_queries: 0,
+            prefix_cache_hits: 0,
             generated_tokens: 0,
             finished: FinishedCounts::default(),
         };

@@ -26,12 +26,13 @@ fn spec(factory: &Arc<FakeFactory>) -> EnsembleSpec {
     EnsembleSpec {
         ranks: 3,
         vocab_size: VOCAB,
-        cache: CacheSpec { block_size: 4, num_blocks: 256 },
+        cache: CacheSpec::new(4, 256),
         scheduler: SchedulerConfig {
             max_num_seqs: 16,
             max_num_batched_tokens: 64,
             max_model_len: 1000,
             max_waiting_requests: 400,
+            priority_aging_ms: 1000,
         },
         factory: Arc::new(SharedFactory(Arc::clone(factory))),
     }
@@ -50,6 +51,8 @@ fn request(first: u32, prompt_len: u32, max_tokens: usize) -> Request {
         stop_token_ids: Vec::new(),
         logprobs: None,
         prompt_logprobs: None,
+        priority: 0,
+        cache_salt: None,
     }
 }
 

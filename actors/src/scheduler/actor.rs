@@ -178,7 +178,9 @@ impl SchedulerState {
             GenerationEvent::Finished(FinishReason::Stop { .. }) => self.finished.stop += 1,
             GenerationEvent::Finished(FinishReason::Length) => self.finished.length += 1,
             GenerationEvent::Failed(_) => self.finished.failed += 1,
-            GenerationEvent::PromptLogprobs(_) | GenerationEvent::Token(_) => {}
+            GenerationEvent::PromptLogprobs(_)
+            | GenerationEvent::Prefilled { .. }
+            | GenerationEvent::Token(_) => {}
         }
         let cancelled = match self.streams.deliver(event.sequence, event.event) {
             Delivery::Sent => return,

@@ -213,6 +213,8 @@ fn random_request(random: &mut Random, longest: usize) -> Request {
         stop_token_ids: if random.chance(70) { vec![STOP] } else { Vec::new() },
         logprobs: random.chance(20).then_some(2),
         prompt_logprobs: random.chance(20).then_some(1),
+        priority: 0,
+        cache_salt: None,
     }
 }
 
@@ -221,9 +223,10 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     max_num_batched_tokens: 16,
     max_model_len: 96,
     max_waiting_requests: 64,
+    priority_aging_ms: 1000,
 };
 /// Small enough that 8 sequences never fit together.
-const TIGHT: CacheSpec = CacheSpec { block_size: 4, num_blocks: 28 };
+const TIGHT: CacheSpec = CacheSpec::new(4, 28);
 
 struct Run {
     outcomes: BTreeMap<SequenceId, Outcome>,
@@ -335,7 +338,7 @@ fn long_generations_that_overcommit_the_pool_recompute_less_than_half() {
     let _note = SeedNote(77);
     let mut random = Random::new(77);
     // Three of these fill the pool, if they do not stop before.
-    let cache = CacheSpec { block_size: 4, num_blocks: 64 };
+    let cache = CacheSpec::new(4, 64);
     let mut simulation = Simulation::new(CONFIG, cache, 2);
     let (mut expected, mut needed) = (BTreeMap::new(), 0);
     for id in 0..300 {
@@ -423,7 +426,7 @@ fn ten_thousand_random_submits_and_aborts_leak_nothing() {
 fn a_pool_for_one_long_request_serves_many_of_them() {
     let _note = SeedNote(7);
     let mut random = Random::new(7);
-    let cache = CacheSpec { block_size: 4, num_blocks: 20 };
+    let cache = CacheSpec::new(4, 20);
     let mut simulation = Simulation::new(CONFIG, cache, 2);
     let mut expected = BTreeMap::new();
     for id in 0..12 {

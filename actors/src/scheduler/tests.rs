@@ -18,8 +18,9 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     max_num_batched_tokens: 8,
     max_model_len: 64,
     max_waiting_requests: 3,
+    priority_aging_ms: 1000,
 };
-const CACHE: CacheSpec = CacheSpec { block_size: 4, num_blocks: 16 };
+const CACHE: CacheSpec = CacheSpec::new(4, 16);
 
 fn request(prompt_len: usize, max_tokens: usize) -> Request {
     Request {
@@ -29,6 +30,8 @@ fn request(prompt_len: usize, max_tokens: usize) -> Request {
         stop_token_ids: Vec::new(),
         logprobs: None,
         prompt_logprobs: None,
+        priority: 0,
+        cache_salt: None,
     }
 }
 
@@ -130,7 +133,7 @@ fn ended_sequences_are_named_in_the_next_plan() {
 
 #[test]
 fn what_can_never_be_served_is_refused_at_once() {
-    let mut scheduler = Scheduler::new(CONFIG, CacheSpec { block_size: 4, num_blocks: 5 }, VOCAB, Epoch(0));
+    let mut scheduler = Scheduler::new(CONFIG, CacheSpec::new(4, 5), VOCAB, Epoch(0));
     let mut submit = |request| scheduler.submit(SequenceId(0), request).unwrap_err();
     assert_eq!(submit(request(0, 1)), SubmitError::EmptyPrompt);
     assert!(matches!(submit(request(1, usize::MAX)), SubmitError::TooLong { .. }));
@@ -187,7 +190,7 @@ fn prompt_logprobs_cross_chunks_with_the_token_that_follows() {
 
 #[test]
 fn the_newest_sequence_gives_way_and_keeps_its_prefix() {
-    let cache = CacheSpec { block_size: 4, num_blocks: 4 };
+    let cache = CacheSpec::new(4, 4);
     let mut simulation = Simulation::new(CONFIG, cache, 1);
     simulation.submit(0, request(3, 10)).unwrap();
     simulation.submit(1, request(3, 10)).unwrap();
@@ -208,7 +211,7 @@ fn the_newest_sequence_gives_way_and_keeps_its_prefix() {
 
 #[test]
 fn a_newcomer_waits_until_what_runs_can_grow() {
-    let cache = CacheSpec { block_size: 4, num_blocks: 4 };
+    let cache = CacheSpec::new(4, 4);
     let mut simulation = Simulation::new(CONFIG, cache, 1);
     simulation.submit(0, request(8, 9)).unwrap();
     simulation.plan();
@@ -224,7 +227,7 @@ fn a_newcomer_waits_until_what_runs_can_grow() {
 
 #[test]
 fn what_cannot_grow_any_more_reserves_nothing() {
-    let cache = CacheSpec { block_size: 4, num_blocks: 4 };
+    let cache = CacheSpec::new(4, 4);
     let mut simulation = Simulation::new(CONFIG, cache, 1);
     simulation.submit(0, request(7, 2)).unwrap();
     simulation.submit(1, request(7, 2)).unwrap();
@@ -237,7 +240,7 @@ fn what_cannot_grow_any_more_reserves_nothing() {
 
 #[test]
 fn a_sequence_alone_may_take_the_whole_pool() {
-    let cache = CacheSpec { block_size: 4, num_blocks: 4 };
+    let cache = CacheSpec::new(4, 4);
     let mut simulation = Simulation::new(CONFIG, cache, 2);
     simulation.submit(0, request(15, 2)).unwrap();
     simulation.drain();

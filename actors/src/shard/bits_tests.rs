@@ -113,8 +113,9 @@ fn serve(checkpoint: &Checkpoint, setup: Setup, seed: u64, requests: &[Request])
         max_num_batched_tokens: setup.budget,
         max_model_len: MAX_MODEL_LEN,
         max_waiting_requests: requests.len(),
+        priority_aging_ms: 1000,
     };
-    let cache = CacheSpec { block_size: BLOCK_SIZE, num_blocks: setup.num_blocks };
+    let cache = CacheSpec::new(BLOCK_SIZE, setup.num_blocks);
     let mut scheduler = Scheduler::new(config, cache, checkpoint.config().vocab_size, Epoch(0));
     let mut answers = vec![Answer::default(); requests.len()];
     let (mut arrived, mut results) = (0, VecDeque::new());
@@ -157,6 +158,8 @@ fn requests(random: &mut Random, vocabulary: usize) -> Vec<Request> {
             stop_token_ids: vec![5],
             logprobs: Some(20),
             prompt_logprobs: (random.below(2) == 0).then_some(1),
+            priority: 0,
+            cache_salt: None,
             prompt,
         }
     };

@@ -210,8 +210,9 @@ fn a_sequence_whose_logits_are_not_numbers_ends_with_an_error_and_its_neighbour_
         max_num_batched_tokens: 16,
         max_model_len: 64,
         max_waiting_requests: 4,
+        priority_aging_ms: 1000,
     };
-    let cache = CacheSpec { block_size: BLOCK, num_blocks: BLOCKS };
+    let cache = CacheSpec::new(BLOCK, BLOCKS);
     let mut scheduler = Scheduler::new(config, cache, VOCAB, Epoch(4));
     let request = |prompt: Vec<u32>| Request {
         prompt,
@@ -220,6 +221,8 @@ fn a_sequence_whose_logits_are_not_numbers_ends_with_an_error_and_its_neighbour_
         stop_token_ids: Vec::new(),
         logprobs: None,
         prompt_logprobs: None,
+        priority: 0,
+        cache_salt: None,
     };
     scheduler.submit(SequenceId(0), request(vec![POISON, 1])).unwrap();
     scheduler.submit(SequenceId(1), request(vec![1, 2])).unwrap();
@@ -501,8 +504,9 @@ fn run_together(requests: &[Request], depth: usize, num_blocks: usize) -> (Vec<V
         max_num_batched_tokens: 24,
         max_model_len: 128,
         max_waiting_requests: 16,
+        priority_aging_ms: 1000,
     };
-    let cache = CacheSpec { block_size: BLOCK, num_blocks };
+    let cache = CacheSpec::new(BLOCK, num_blocks);
     let mut scheduler = Scheduler::new(config, cache, VOCAB, Epoch(4));
     let mut executor = alone();
     for (id, request) in requests.iter().enumerate() {

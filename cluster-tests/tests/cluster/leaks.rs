@@ -78,12 +78,13 @@ async fn ten_thousand_random_submits_and_aborts_leak_nothing() {
     let spec = EnsembleSpec {
         ranks: RANKS,
         vocab_size,
-        cache: CacheSpec { block_size: OPTIONS.block_size, num_blocks: BLOCKS },
+        cache: CacheSpec::new(OPTIONS.block_size, BLOCKS),
         scheduler: SchedulerConfig {
             max_num_seqs: 16,
             max_num_batched_tokens: OPTIONS.max_batch_tokens,
             max_model_len: 128,
             max_waiting_requests: 64,
+            priority_aging_ms: 1000,
         },
         factory: Arc::new(TinyFactory { checkpoint, partition }),
     };
@@ -102,6 +103,8 @@ async fn ten_thousand_random_submits_and_aborts_leak_nothing() {
             stop_token_ids: vec![2],
             logprobs: None,
             prompt_logprobs: None,
+            priority: 0,
+            cache_salt: None,
         };
         match ensemble.submit(request) {
             Ok(stream) => {

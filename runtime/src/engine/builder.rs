@@ -314,12 +314,13 @@ fn ensemble_spec(
     EnsembleSpec {
         ranks: topology.tensor_parallel_size(),
         vocab_size: checkpoint.config().vocab_size,
-        cache: CacheSpec { block_size, num_blocks },
+        cache: CacheSpec::new(block_size, num_blocks),
         scheduler: SchedulerConfig {
             max_num_seqs: topology.max_num_seqs(),
             max_num_batched_tokens,
             max_model_len,
             max_waiting_requests: topology.max_waiting_requests(),
+            priority_aging_ms: 1000,
         },
         factory: Arc::new(factory),
     }

@@ -133,6 +133,7 @@ impl Composer {
     fn absorb(&mut self, event: GenerationEvent) -> Result<bool, GenerationError> {
         match event {
             GenerationEvent::PromptLogprobs(part) => self.ready.push_back(TextEvent::Prompt(part)),
+            GenerationEvent::Prefilled { cached_tokens } => self.usage.cached_tokens = cached_tokens,
             GenerationEvent::Token(sampled) => {
                 self.usage.completion_tokens += 1;
                 let ending = self.stop_token_ids.binary_search(&sampled.token).is_ok();

@@ -36,6 +36,8 @@ impl Prepared {
             logprobs: valid.logprobs,
             // The same for all choices.
             prompt_logprobs: valid.prompt_logprobs.filter(|_| choice == 0),
+            priority: 0,
+            cache_salt: None,
         }
     }
 }

@@ -13,10 +13,13 @@ fn status() -> Status {
         waiting: 1,
         total_blocks: 8,
         used_blocks: 2,
+        cached_blocks: 0,
         block_size: 16,
         steps: 5,
         preemptions: 3,
         prompt_tokens: 40,
+        prefix_cache_queries: 0,
+        prefix_cache_hits: 0,
         generated_tokens: 7,
         finished: Default::default(),
     }
