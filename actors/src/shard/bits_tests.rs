@@ -121,7 +121,7 @@ fn serve(checkpoint: &Checkpoint, setup: Setup, seed: u64, requests: &[Request])
     let (mut arrived, mut results) = (0, VecDeque::new());
     while arrived < requests.len() || !scheduler.is_idle() {
         while arrived < requests.len() && (scheduler.is_idle() || random.below(2) == 0) {
-            scheduler.submit(SequenceId(arrived as u64), requests[arrived].clone()).unwrap();
+            scheduler.submit(0, SequenceId(arrived as u64), requests[arrived].clone(), None).unwrap();
             arrived += 1;
         }
         while results.len() < setup.depth {
@@ -132,6 +132,7 @@ fn serve(checkpoint: &Checkpoint, setup: Setup, seed: u64, requests: &[Request])
             let answer = &mut answers[event.sequence.0 as usize];
             match event.event {
                 GenerationEvent::PromptLogprobs(part) => answer.prompt.extend(part),
+                GenerationEvent::Prefilled { .. } => {}
                 GenerationEvent::Token(token) => answer.tokens.push(token),
                 GenerationEvent::Finished(reason) => answer.finish = Some(reason),
                 GenerationEvent::Failed(error) => panic!("{setup:?}: {error}"),

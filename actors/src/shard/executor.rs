@@ -39,7 +39,8 @@ struct SequenceState {
     sampling: SamplingParams,
     history: TokenHistory,
     logprobs: Option<u32>,
-    table: Vec<BlockId>,
+    /// One page per layer group for each block of tokens, block after block.
+    table: Vec<Option<BlockId>>,
     len: usize,
     last_sampled: Option<u32>,
 }
@@ -104,6 +105,9 @@ impl ModelExecutor {
             let unknown = || refuse(format!("{} was never begun", span.sequence));
             let state = self.sequences.get_mut(&span.sequence).ok_or_else(unknown)?;
             let first_row = self.batch.tokens.len();
+            state.history.extend(&span.cached.tokens);
+            state.len += span.cached.tokens.len();
+            state.table.extend_from_slice(&span.cached.pages);
             let start = state.len;
             match &span.tokens {
                 Tokens::Given(given) => self.batch.tokens.extend_from_slice(given),
@@ -117,11 +121,12 @@ impl ModelExecutor {
             state.last_sampled = None;
             state.history.extend(&self.batch.tokens[rows.clone()]);
             state.len += rows.len();
-            state.table.extend_from_slice(&span.new_blocks);
+            state.table.extend(span.new_blocks.iter().copied().map(Some));
             check_span(span, state, rows.len(), &self.kv).map_err(refuse)?;
             self.batch.positions.extend((start..state.len).map(|position| position as u32));
             let table_start = self.batch.blocks.len();
-            self.batch.blocks.extend_from_slice(&state.table);
+            // No kernel reads what is behind a window.
+            self.batch.blocks.extend(state.table.iter().map(|page| page.unwrap_or(BlockId(0))));
             let table = table_start..self.batch.blocks.len();
             want_rows(span, rows.clone(), state.len as u64, &mut self.batch, &mut self.wanted);
             self.batch.spans.push(BatchSpan { rows, context_len: state.len, table });
@@ -270,7 +275,8 @@ fn check_span(span: &Span, state: &SequenceState, rows: usize, kv: &KvStore) -> 
     if rows == 0 {
         return Err(format!("{} has no tokens", span.sequence));
     }
-    if let Some(block) = span.new_blocks.iter().find(|block| block.index() >= kv.num_blocks()) {
+    let pages = span.cached.pages.iter().flatten().chain(&span.new_blocks);
+    if let Some(block) = pages.into_iter().find(|block| block.index() >= kv.num_blocks()) {
         return Err(format!("block {} does not exist; the pool has {}", block.0, kv.num_blocks()));
     }
     if state.table.len() != state.len.div_ceil(block_size) {

@@ -27,7 +27,7 @@ use crate::{
     config::{CacheSpec, SchedulerConfig},
     error::ShardError,
     ids::{Epoch, SequenceId, Step},
-    plan::{BlockCopy, NewSequence, Output, Span, StepPlan, StepResult, Tokens},
+    plan::{BlockCopy, CachedTokens, NewSequence, Output, Span, StepPlan, StepResult, Tokens},
     request::{FinishReason, GenerationError, GenerationEvent, Request},
     scheduler::Scheduler,
 };
@@ -154,7 +154,7 @@ fn begin(sequence: u64, logprobs: Option<u32>) -> NewSequence {
 
 fn span(sequence: u64, tokens: Tokens, new_blocks: &[u32], output: Output) -> Span {
     let new_blocks = new_blocks.iter().copied().map(BlockId).collect();
-    Span { sequence: SequenceId(sequence), tokens, new_blocks, output }
+    Span { sequence: SequenceId(sequence), cached: CachedTokens::default(), tokens, new_blocks, output }
 }
 
 fn given(tokens: std::ops::Range<u32>) -> Tokens {
@@ -224,8 +224,8 @@ fn a_sequence_whose_logits_are_not_numbers_ends_with_an_error_and_its_neighbour_
         priority: 0,
         cache_salt: None,
     };
-    scheduler.submit(SequenceId(0), request(vec![POISON, 1])).unwrap();
-    scheduler.submit(SequenceId(1), request(vec![1, 2])).unwrap();
+    scheduler.submit(0, SequenceId(0), request(vec![POISON, 1]), None).unwrap();
+    scheduler.submit(0, SequenceId(1), request(vec![1, 2]), None).unwrap();
     let mut events = Vec::new();
     // Two steps ahead, so that the broken sequence is also planned once too often.
     let (mut first, mut second) = (scheduler.plan(), scheduler.plan());
@@ -238,8 +238,9 @@ fn a_sequence_whose_logits_are_not_numbers_ends_with_an_error_and_its_neighbour_
         own.map(|event| event.event.clone()).collect()
     };
     assert_eq!(of(0), [GenerationEvent::Failed(GenerationError::NotFinite { position: 2 })]);
-    assert_eq!(of(1).len(), 4);
-    assert_eq!(of(1)[3], GenerationEvent::Finished(FinishReason::Length));
+    assert_eq!(of(1).len(), 5);
+    assert_eq!(of(1)[0], GenerationEvent::Prefilled { cached_tokens: 0 });
+    assert_eq!(of(1)[4], GenerationEvent::Finished(FinishReason::Length));
     assert!(scheduler.is_idle() && scheduler.used_blocks() == 0);
 }
 
@@ -456,6 +457,8 @@ fn demanding(id: u64, prompt: Vec<u32>) -> Request {
         stop_token_ids: vec![3, 4],
         logprobs: None,
         prompt_logprobs: None,
+        priority: 0,
+        cache_salt: None,
     }
 }
 
@@ -510,7 +513,7 @@ fn run_together(requests: &[Request], depth: usize, num_blocks: usize) -> (Vec<V
     let mut scheduler = Scheduler::new(config, cache, VOCAB, Epoch(4));
     let mut executor = alone();
     for (id, request) in requests.iter().enumerate() {
-        scheduler.submit(SequenceId(id as u64), request.clone()).unwrap();
+        scheduler.submit(0, SequenceId(id as u64), request.clone(), None).unwrap();
     }
     let (mut results, mut outputs) = (std::collections::VecDeque::new(), vec![Vec::new(); requests.len()]);
     while !scheduler.is_idle() {
@@ -522,7 +525,7 @@ fn run_together(requests: &[Request], depth: usize, num_blocks: usize) -> (Vec<V
             scheduler.check_invariants();
             match event.event {
                 GenerationEvent::Token(sampled) => outputs[event.sequence.0 as usize].push(sampled.token),
-                GenerationEvent::Finished(_) => {}
+                GenerationEvent::Finished(_) | GenerationEvent::Prefilled { .. } => {}
                 other => panic!("{other:?}"),
             }
         }
