@@ -1,9 +1,11 @@
 //! Bounds of scheduling, and the one check that a request must pass.
 
+use consort_parallel::kv::KV_GROUPS_MAX;
+
 use crate::request::{Request, SubmitError};
 
 /// Most groups of layers: tables of all are walked for every sequence.
-pub const LAYER_GROUPS_MAX: usize = 16;
+pub const LAYER_GROUPS_MAX: usize = KV_GROUPS_MAX;
 
 /// The groups of layers whose keys and values share a page, and how far back each looks.
 ///
