@@ -11,6 +11,7 @@ use std::{
 
 use consort_parallel::ids::BlockId;
 
+use super::bugs::{Bug, planted};
 use crate::{ids::Step, prefix::BlockKey};
 
 /// Whether a sequence may start to run.
@@ -173,6 +174,7 @@ impl PagePool {
     pub fn share(&mut self, block: BlockId) {
         match self.pages[block.index()].state {
             PageState::Owned => {}
+            PageState::Cached if planted(Bug::EvictsHeldPages) => {}
             PageState::Cached => self.unlink(block),
             PageState::Quarantined => self.quarantined -= 1,
             PageState::Free => panic!("page {} was shared while it was free", block.0),
@@ -188,12 +190,17 @@ impl PagePool {
     pub fn release(&mut self, block: BlockId, until: Option<Step>) {
         let page = &mut self.pages[block.index()];
         assert!(page.state == PageState::Owned && page.refs > 0, "page {} released twice", block.0);
-        page.refs -= 1;
+        page.refs -= match page.refs > 1 {
+            true if planted(Bug::KeepsReference) => 0,
+            true if planted(Bug::ReleasesTwice) => 2,
+            _ => 1,
+        };
         page.until = page.until.max(until);
         if page.refs > 0 {
             return;
         }
-        match page.until.filter(|until| Some(*until) > self.absorbed) {
+        let is_idle = planted(Bug::SkipsQuarantine);
+        match page.until.filter(|until| !is_idle && Some(*until) > self.absorbed) {
             Some(step) => {
                 page.state = PageState::Quarantined;
                 self.quarantined += 1;
@@ -205,6 +212,7 @@ impl PagePool {
 
     /// Everything until `step` has been executed and read.
     pub fn absorbed(&mut self, step: Step) {
+        let step = if planted(Bug::QuarantineEndsEarly) { step.next() } else { step };
         self.absorbed = Some(step);
         while let Some(entry) = self.quarantine.first_entry().filter(|entry| *entry.key() <= step) {
             let step = *entry.key();
@@ -247,6 +255,12 @@ impl PagePool {
     /// Whether a page of `group` has this name and a sequence holds it.
     pub(super) fn is_held(&self, key: BlockKey, group: usize) -> bool {
         self.index.get(&(key, group as u8)).is_some_and(|block| self.pages[block.index()].refs > 0)
+    }
+
+    /// Sequences that hold a page.
+    #[cfg(test)]
+    pub(super) fn holders(&self, block: BlockId) -> u32 {
+        self.pages[block.index()].refs
     }
 
     /// What may become of a page next.
