@@ -169,10 +169,12 @@ impl Scheduler {
         let Some(block) = state.next_block(&self.cache) else { return false };
         let Some(key) = state.key(block) else { return false };
         let end = (block + 1) * self.cache.block_size;
+        // Whoever is behind, since it has to compute every row, is nobody to wait for.
+        let is_next = |other: &Sequence| (state.computed..end).contains(&other.computed);
         shares
             .iter()
             .filter_map(|share| self.sequences.get(share.slot))
-            .any(|other| other.computed < end && end <= other.prefill_target && other.key(block) == Some(key))
+            .any(|other| is_next(other) && end <= other.prefill_target && other.key(block) == Some(key))
     }
 
     /// Leading blocks of a waiting sequence for which it needs no page of its own in a group that sees everything: others
