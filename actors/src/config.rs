@@ -1,9 +1,11 @@
 //! Bounds of scheduling, and the one check that a request must pass.
 
+use consort_parallel::kv::KV_GROUPS_MAX;
+
 use crate::request::{Request, SubmitError};
 
 /// Most groups of layers: tables of all are walked for every sequence.
-pub const LAYER_GROUPS_MAX: usize = 16;
+pub const LAYER_GROUPS_MAX: usize = KV_GROUPS_MAX;
 
 /// The groups of layers whose keys and values share a page, and how far back each looks.
 ///
@@ -42,6 +44,11 @@ impl LayerGroups {
         self.count
     }
 
+    /// Groups that see everything.
+    pub fn full(&self) -> usize {
+        self.windows().filter(Option::is_none).count()
+    }
+
     /// Of each group the keys that a token sees, its own included; `None` for all.
     pub fn windows(&self) -> impl Iterator<Item = Option<usize>> + '_ {
         self.windows[..self.count].iter().map(|&window| (window > 0).then_some(window as usize))
@@ -72,6 +79,25 @@ impl CacheSpec {
     /// Blocks that hold `tokens` tokens.
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_size)
+    }
+
+    /// Pages that a sequence of `tokens` tokens holds at most while it decodes, over all groups. A running prefill chunk
+    /// may hold more: what its rows see reaches over the chunk and a window before it.
+    pub fn pages_for(&self, tokens: usize) -> usize {
+        let blocks = self.blocks_for(tokens);
+        let of =
+            |window: Option<usize>| window.map_or(blocks, |window| blocks.min(self.blocks_across(window)));
+        self.groups.windows().map(of).sum()
+    }
+
+    /// Most blocks that a run of `tokens` positions touches, wherever it begins: 9 of 16 for 128.
+    pub fn blocks_across(&self, tokens: usize) -> usize {
+        if tokens <= 1 { tokens } else { (tokens - 2) / self.block_size + 2 }
+    }
+
+    /// First block of which a token at `position` sees anything in a group with this window.
+    pub fn first_block_seen(&self, position: usize, window: Option<usize>) -> usize {
+        window.map_or(0, |window| (position + 1).saturating_sub(window) / self.block_size)
     }
 }
 
@@ -119,7 +145,7 @@ impl Limits {
                 max_model_len: self.max_model_len,
             });
         }
-        let needed_blocks = self.cache.blocks_for(kv_tokens_max(request));
+        let needed_blocks = self.cache.pages_for(kv_tokens_max(request));
         if needed_blocks > self.cache.num_blocks {
             return Err(SubmitError::NeverFits {
                 needed_blocks,

@@ -39,6 +39,30 @@ pub struct NewSequence {
     pub logprobs: Option<u32>,
 }
 
+/// The whole state of a group, for a shard that has its pages and has heard of nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupImage {
+    /// Life of the group.
+    pub epoch: Epoch,
+    /// The step that comes next.
+    pub next_step: Step,
+    /// The sequences that run.
+    pub sequences: Vec<SequenceImage>,
+    /// Sequences that the next plan will end.
+    pub ended: Vec<SequenceId>,
+}
+
+/// A sequence in the middle of its life.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SequenceImage {
+    /// What every shard was told once.
+    pub new: NewSequence,
+    /// What it was told since.
+    pub cached: CachedTokens,
+    /// The token that was drawn last, and whose keys and values are not written.
+    pub last_sampled: Option<u32>,
+}
+
 /// A page copied over another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
@@ -49,16 +73,30 @@ pub struct BlockCopy {
 }
 
 /// The part of a step that belongs to one sequence.
+///
+/// Tables have one page per layer group for each block of tokens, block after block: with two groups, pages `0` and `1`
+/// belong to tokens `0..block_size`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
     /// Which.
     pub sequence: SequenceId,
+    /// What comes before `tokens` and need not be computed; usually nothing.
+    pub cached: CachedTokens,
     /// What to append.
     pub tokens: Tokens,
     /// Pages appended to its block table before these tokens are written.
     pub new_blocks: Vec<BlockId>,
     /// What to send back.
     pub output: Output,
+}
+
+/// Tokens whose keys and values are in pages already: found in the prefix cache, or another choice's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CachedTokens {
+    /// The tokens, which the shard has not heard of.
+    pub tokens: Vec<u32>,
+    /// Pages appended to the sequence's table for them. Those behind a group's window are absent and never read.
+    pub pages: Vec<Option<BlockId>>,
 }
 
 /// Tokens appended to a sequence in a step.

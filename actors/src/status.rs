@@ -39,6 +39,8 @@ pub struct Status {
     pub prefix_cache_queries: u64,
     /// Those of them whose keys and values were there.
     pub prefix_cache_hits: u64,
+    /// Rows planned: tokens whose keys and values were computed, replays included.
+    pub computed_tokens: u64,
     /// Tokens emitted.
     pub generated_tokens: u64,
     /// Requests that ended, by reason.

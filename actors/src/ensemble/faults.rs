@@ -265,6 +265,7 @@ impl ShardExecutor for FakeExecutor {
         let mut outputs = Vec::new();
         for span in &plan.run {
             let (history, last) = self.sequences.get_mut(&span.sequence).expect("begun");
+            history.extend(&span.cached.tokens);
             match &span.tokens {
                 Tokens::Given(tokens) => history.extend(tokens),
                 Tokens::LastSampled => history.push(last.expect("drawn")),

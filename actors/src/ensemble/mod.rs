@@ -105,14 +105,17 @@ impl Ensemble {
         let limits = shared.spec.limits();
         requests.iter().try_for_each(|request| limits.check(request))?;
         let slots = shared.gate.enter(requests.len())?;
+        let leads = leaders(&requests);
+        let mut generations: Vec<Generation> = Vec::with_capacity(requests.len());
         // Where the scheduler ends meanwhile, those that were sent are cancelled by being dropped.
-        let send = |(request, slot)| {
+        for ((request, slot), leader) in requests.into_iter().zip(slots).zip(leads) {
             let (events, receiver) = mpsc::channel(GENERATION_QUEUE_EVENTS);
+            let leader = leader.map(|at| generations[at].sequence());
             let (sequence, scheduler) =
-                shared.send_submission(|sequence| Submission { sequence, request, events, slot })?;
-            Ok(Generation::new(sequence, receiver, scheduler, Arc::clone(&shared.board)))
-        };
-        requests.into_iter().zip(slots).map(send).collect()
+                shared.send_submission(|sequence| Submission { sequence, request, leader, events, slot })?;
+            generations.push(Generation::new(sequence, receiver, scheduler, Arc::clone(&shared.board)));
+        }
+        Ok(generations)
     }
 
     /// What the ensemble does right now. Holds a lock for the time of a copy.
@@ -148,6 +151,21 @@ impl Ensemble {
         let _ = self.inner.supervisor.wait(None).await;
         self.inner.shared.board.transition(EnsembleState::Stopped);
     }
+}
+
+/// For each request the first one of the same prompt that stands right before it, with nothing but such between: choices of
+/// one request come one after another.
+fn leaders(requests: &[Request]) -> Vec<Option<usize>> {
+    let mut first = 0;
+    let leader = |at: usize| {
+        let (leader, request) = (&requests[first], &requests[at]);
+        let same = at > 0 && leader.cache_salt == request.cache_salt && leader.prompt == request.prompt;
+        if !same {
+            first = at;
+        }
+        same.then_some(first)
+    };
+    (0..requests.len()).map(leader).collect()
 }
 
 impl std::fmt::Debug for Ensemble {

@@ -72,6 +72,7 @@ impl Shared {
             prompt_tokens: 0,
             prefix_cache_queries: 0,
             prefix_cache_hits: 0,
+            computed_tokens: 0,
             generated_tokens: 0,
             finished: FinishedCounts::default(),
         };

@@ -1,6 +1,6 @@
 //! The scheduler actor: a switchboard between callers, the pure [`Scheduler`] and the shard group.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
 
@@ -31,6 +31,8 @@ pub(crate) struct SchedulerState {
     shared: Arc<Shared>,
     scheduler: Scheduler,
     streams: Streams,
+    /// The moment from which the scheduler's time counts.
+    started: Instant,
     /// Totals of this scheduler's predecessors.
     before: SchedulerCounters,
     /// Totals of the ensemble.
@@ -64,6 +66,7 @@ impl Actor for SchedulerActor {
             scheduler: Scheduler::new(spec.scheduler, spec.cache, spec.vocab_size, Epoch(0)),
             shared: arguments.shared,
             streams: Streams::default(),
+            started: Instant::now(),
             before,
             finished,
             group: GroupLink::Lost("the group is starting".into()),
@@ -116,7 +119,7 @@ impl Actor for SchedulerActor {
 
 impl SchedulerState {
     fn submit(&mut self, submission: Submission) {
-        let Submission { sequence, request, events, slot } = submission;
+        let Submission { sequence, request, leader, events, slot } = submission;
         self.streams.insert(sequence, events, slot);
         let refusal = match &self.group {
             _ if self.draining => Some(GenerationError::ShuttingDown),
@@ -128,8 +131,9 @@ impl SchedulerState {
             self.streams.deliver(sequence, GenerationEvent::Failed(error));
             return;
         }
+        let now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::debug!(sequence = sequence.0, prompt_tokens = request.prompt.len(), "request taken in");
-        if let Err(error) = self.scheduler.submit(sequence, request) {
+        if let Err(error) = self.scheduler.submit(now_ms, sequence, request, leader) {
             // The handle applied the same checks and the same bound before sending.
             tracing::error!(sequence = sequence.0, %error, "a request passed admission and was refused by the scheduler");
             self.finished.failed += 1;
@@ -227,9 +231,13 @@ impl SchedulerState {
             status.running = scheduler.running();
             status.waiting = scheduler.waiting();
             status.used_blocks = scheduler.used_blocks();
+            status.cached_blocks = scheduler.cached_blocks();
             status.steps = before.steps + counters.steps;
             status.preemptions = before.preemptions + counters.preemptions;
             status.prompt_tokens = before.prompt_tokens + counters.prompt_tokens;
+            status.prefix_cache_queries = before.prefix_cache_queries + counters.prefix_cache_queries;
+            status.prefix_cache_hits = before.prefix_cache_hits + counters.prefix_cache_hits;
+            status.computed_tokens = before.computed_tokens + counters.computed_tokens;
             status.generated_tokens = before.generated_tokens + counters.generated_tokens;
             status.finished = finished;
         });
@@ -243,6 +251,9 @@ fn inherited(last: &Status) -> (SchedulerCounters, FinishedCounts) {
         steps: last.steps,
         preemptions: last.preemptions,
         prompt_tokens: last.prompt_tokens,
+        prefix_cache_queries: last.prefix_cache_queries,
+        prefix_cache_hits: last.prefix_cache_hits,
+        computed_tokens: last.computed_tokens,
         generated_tokens: last.generated_tokens,
     };
     let lost = (last.running + last.waiting) as u64;

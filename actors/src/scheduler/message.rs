@@ -15,6 +15,8 @@ use crate::{
 pub(crate) struct Submission {
     pub(crate) sequence: SequenceId,
     pub(crate) request: Request,
+    /// The first choice of the same request, when this is another one.
+    pub(crate) leader: Option<SequenceId>,
     pub(crate) events: mpsc::Sender<GenerationEvent>,
     /// Its place among the waiting; given back when it first runs, or with the request.
     pub(crate) slot: WaitingSlot,

@@ -4,10 +4,13 @@
 //! calls one method, and sends what it returns. Nothing here reads a clock or touches a tensor.
 
 mod actor;
+mod invariants;
 mod message;
 mod planning;
 mod pool;
 mod sequence;
+mod sharing;
+mod slots;
 mod state;
 mod streams;
 
@@ -18,7 +21,7 @@ mod tests;
 
 pub(crate) use actor::{SchedulerActor, SchedulerArguments};
 pub(crate) use message::{SchedulerMessage, Submission};
-pub use pool::{Admission, BlockPool};
+pub use pool::{Admission, PagePool};
 pub use state::{AbsorbError, Event, Scheduler, SchedulerCounters};
 pub(crate) use streams::GENERATION_QUEUE_EVENTS;
 

@@ -1,35 +1,62 @@
 //! How a step is decided: decodes first, then prefill chunks, then admissions, all under one token budget.
+//!
+//! **Decodes** go into every step, so that none waits for more than the steps under way. **Prefills share the rest**: the
+//! one that is first in the order of service gets at least half of it, the shortest of the others what remains, then
+//! whoever can be admitted. So a long prompt neither waits for ever nor keeps short ones waiting for all of its length.
+//! A prefill whose next block another one is about to compute waits for it, and takes the block over.
 
 use super::{
     STEPS_IN_FLIGHT_MAX,
     pool::Admission,
-    sequence::PlannedSpan,
+    sequence::{PlannedSpan, Sequence},
     state::{Scheduler, StepInFlight},
 };
-use crate::{
-    ids::SequenceId,
-    plan::{NewSequence, Span, StepPlan},
-};
+use crate::plan::{BlockCopy, NewSequence, Span, StepPlan};
 
 /// A step in the making.
-struct Draft {
+#[derive(Default)]
+pub(super) struct Draft {
     budget: usize,
     begin: Vec<NewSequence>,
     run: Vec<Span>,
+    pub(super) copies: Vec<BlockCopy>,
     planned: Vec<PlannedSpan>,
-    /// Quarantined blocks that a stalled decode waits for: nobody is preempted for these.
+    /// Quarantined pages that somebody waits for: nobody is preempted for these.
     awaited: usize,
-    /// Whether a decode went without its block. Nothing is admitted then: the next free blocks are spoken for.
+    /// Whether somebody went without a page. Nothing is admitted then: the next pages are spoken for.
     pressed: bool,
 }
 
-/// What came of asking for a block.
+/// What came of asking for pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Obtained {
-    Block(consort_parallel::ids::BlockId),
-    /// Blocks come free when a step in flight is absorbed.
+    Pages,
+    /// Pages come free when a step in flight is absorbed.
     Stalled,
-    /// The asking sequence was itself the newest.
+    /// The asking sequence was itself the one to give way.
     Preempted,
+}
+
+/// A prefill that wants a part of the budget.
+#[derive(Clone, Copy)]
+pub(super) struct Share {
+    pub(super) slot: usize,
+    life: u64,
+    remaining: usize,
+    count: usize,
+}
+
+impl Share {
+    fn of(slot: usize, state: &Sequence) -> Self {
+        Self { slot, life: state.life, remaining: state.prefill_target - state.computed, count: 0 }
+    }
+
+    /// Takes what it wants of `budget`, up to `most`.
+    fn give(&mut self, most: usize, budget: &mut usize) {
+        let count = (self.remaining - self.count).min(most).min(*budget);
+        self.count += count;
+        *budget -= count;
+    }
 }
 
 impl Scheduler {
@@ -38,138 +65,206 @@ impl Scheduler {
         if self.in_flight.len() >= STEPS_IN_FLIGHT_MAX {
             return None;
         }
-        let mut draft = Draft {
-            budget: self.config.max_num_batched_tokens,
-            begin: Vec::new(),
-            run: Vec::new(),
-            planned: Vec::new(),
-            awaited: 0,
-            pressed: false,
-        };
+        let mut draft = Draft { budget: self.config.max_num_batched_tokens, ..Draft::default() };
         self.plan_decodes(&mut draft);
-        self.plan_prefills(&mut draft);
-        if !draft.pressed {
-            self.plan_admissions(&mut draft);
+        let shares = self.share_out(&mut draft);
+        for share in shares {
+            self.plan_chunk(share, &mut draft);
         }
         if draft.run.is_empty() {
+            assert!(draft.copies.is_empty(), "a page was copied for a sequence that does not run");
             return None;
         }
         let step = self.next_step;
         self.next_step = step.next();
         self.in_flight.push_back(StepInFlight { step, spans: draft.planned });
-        let end = std::mem::take(&mut self.ending).into_iter().collect();
+        let end = std::mem::take(&mut self.ending);
         Some(StepPlan {
             epoch: self.epoch,
             step,
             begin: draft.begin,
             run: draft.run,
-            copies: Vec::new(),
+            copies: draft.copies,
             end,
         })
     }
 
     fn plan_decodes(&mut self, draft: &mut Draft) {
-        let candidates: Vec<SequenceId> = self.running.iter().copied().collect();
-        for sequence in candidates {
-            if draft.budget == 0 {
-                break;
-            }
-            // Preempted for an older one in this very loop: no longer running.
-            let Some(state) = self.sequences.get(&sequence).filter(|_| self.running.contains(&sequence))
-            else {
-                continue;
-            };
+        draft.run.reserve(self.running.len());
+        draft.planned.reserve(self.running.len());
+        let mut at = 0;
+        // Whoever gives way stands behind, or is the one that asks: what was planned before stays.
+        while at < self.running.len() && draft.budget > 0 {
+            let slot = self.running[at].slot;
+            let state = &self.sequences[slot];
             if !state.wants_decode() {
+                at += 1;
                 continue;
             }
-            if state.blocks.len() < self.cache.blocks_for(state.computed + 1) {
-                match self.obtain_block(sequence, draft) {
-                    Obtained::Block(block) => {
-                        if let Some(state) = self.sequences.get_mut(&sequence) {
-                            state.blocks.push(block);
-                        }
+            let computed = state.computed;
+            self.leave_window(slot, computed);
+            let has = self.sequences[slot].table.len() / self.groups;
+            if has * self.cache.block_size <= computed {
+                match self.obtain_block(slot, draft) {
+                    Obtained::Pages => {}
+                    Obtained::Stalled => {
+                        draft.pressed = true;
+                        at += 1;
+                        continue;
                     }
-                    Obtained::Stalled | Obtained::Preempted => {
+                    Obtained::Preempted => {
                         draft.pressed = true;
                         continue;
                     }
                 }
             }
-            self.push_span(sequence, 1, draft);
+            self.push_span(slot, 1, draft);
+            draft.budget -= 1;
+            at += 1;
         }
     }
 
-    /// A block for `sequence`, at the cost of the newest sequence where none is free, be it itself. Decodes are planned
-    /// oldest first, so a victim is never part of the draft.
-    fn obtain_block(&mut self, sequence: SequenceId, draft: &mut Draft) -> Obtained {
-        loop {
-            if let Some(block) = self.pool.take() {
-                return Obtained::Block(block);
+    /// Divides the budget among prefills, and admits what waits while there is some left.
+    fn share_out(&mut self, draft: &mut Draft) -> Vec<Share> {
+        let mut shares: Vec<Share> = Vec::new();
+        for at in 0..self.running.len() {
+            let slot = self.running[at].slot;
+            if !self.sequences[slot].is_prefilling() {
+                continue;
             }
-            if self.pool.quarantined() > draft.awaited {
-                draft.awaited += 1;
-                return Obtained::Stalled;
-            }
-            let newest = self.running.last().copied();
-            let victim =
-                newest.expect("the sequence that asks for a block runs, so it is a candidate itself");
-            draft.pressed = true;
-            self.preempt(victim);
-            if victim == sequence {
-                return Obtained::Preempted;
+            self.take_over(slot, draft);
+            if !self.is_promised(slot, &shares) {
+                shares.push(Share::of(slot, &self.sequences[slot]));
             }
         }
-    }
-
-    fn plan_prefills(&mut self, draft: &mut Draft) {
-        let candidates: Vec<SequenceId> = self.running.iter().copied().collect();
-        for sequence in candidates {
-            self.push_chunk(sequence, draft);
+        if let Some((first, others)) = shares.split_first_mut() {
+            let half = draft.budget.div_ceil(2);
+            first.give(half, &mut draft.budget);
+            let mut others: Vec<&mut Share> = others.iter_mut().collect();
+            others.sort_by_key(|share| share.remaining);
+            for share in others {
+                share.give(usize::MAX, &mut draft.budget);
+            }
         }
+        if !draft.pressed {
+            self.admit(&mut shares, draft);
+        }
+        if let Some(first) = shares.first_mut() {
+            first.give(usize::MAX, &mut draft.budget);
+        }
+        shares.retain(|share| share.count > 0);
+        shares
     }
 
-    fn plan_admissions(&mut self, draft: &mut Draft) {
+    fn admit(&mut self, shares: &mut Vec<Share>, draft: &mut Draft) {
         while draft.budget > 0 && self.running.len() < self.config.max_num_seqs {
-            let Some(&sequence) = self.waiting.first() else { return };
-            let Some(state) = self.sequences.get(&sequence) else { return };
             // Only the head of the queue is asked: a large request is not starved by small ones behind it.
-            match self.admission(state) {
-                Admission::Fits => self.start(sequence, draft),
-                Admission::Wait | Admission::Never => return,
+            let Some((_, &slot)) = self.waiting.first_key_value() else { return };
+            let shared = self.blocks_to_share(&self.sequences[slot], shares);
+            if self.admission(&self.sequences[slot], shared) == Admission::Wait {
+                return;
+            }
+            self.start(slot, draft);
+            self.sequences[slot].promised = shared;
+            if !self.is_promised(slot, shares) {
+                let mut share = Share::of(slot, &self.sequences[slot]);
+                share.give(usize::MAX, &mut draft.budget);
+                shares.push(share);
             }
         }
     }
 
-    fn start(&mut self, sequence: SequenceId, draft: &mut Draft) {
-        let Some(state) = self.sequences.get_mut(&sequence) else { return };
-        let count = state.blocks_at_admission(&self.cache);
+    fn start(&mut self, slot: usize, draft: &mut Draft) {
+        self.lives += 1;
+        let state = &mut self.sequences[slot];
+        state.life = self.lives;
         state.prefill_target = state.tokens.len();
-        state.blocks.extend(std::iter::from_fn(|| self.pool.take()).take(count));
         if !state.started {
             state.started = true;
             self.unstarted -= 1;
             self.counters.prompt_tokens += state.prompt_len as u64;
         }
-        draft.begin.push(state.announcement());
-        self.waiting.remove(&sequence);
-        self.running.insert(sequence);
-        // `begin` replaces whatever the shards still know of an earlier life.
-        self.ending.remove(&sequence);
-        self.push_chunk(sequence, draft);
+        let place = state.place;
+        self.waiting.remove(&place);
+        self.enter_running(slot);
+        self.take_over_prefix(slot);
+        self.take_over(slot, draft);
     }
 
-    fn push_chunk(&mut self, sequence: SequenceId, draft: &mut Draft) {
-        let Some(state) = self.sequences.get(&sequence) else { return };
-        let count = state.prefill_target.saturating_sub(state.computed).min(draft.budget);
-        if count > 0 {
-            self.push_span(sequence, count, draft);
+    /// A block for `slot` in every group, at the cost of whoever comes last in the order, be it itself.
+    fn obtain_block(&mut self, slot: usize, draft: &mut Draft) -> Obtained {
+        loop {
+            if self.pool.available() >= self.groups {
+                for group in 0..self.groups {
+                    let page = self.pool.take(group);
+                    debug_assert!(page.is_some(), "as many as are available can be taken");
+                    let state = &mut self.sequences[slot];
+                    state.held += usize::from(page.is_some());
+                    state.table.push(page);
+                }
+                return Obtained::Pages;
+            }
+            let unclaimed = self.pool.quarantined().saturating_sub(draft.awaited);
+            if unclaimed > 0 && self.pool.available() + unclaimed >= self.groups {
+                draft.awaited += self.groups - self.pool.available();
+                draft.pressed = true;
+                return Obtained::Stalled;
+            }
+            let last = self.running.last().expect("the sequence that asks for a page runs");
+            if !last.order.may_be_preempted {
+                // All that run are to keep what they have, and together they fit: what they lack is on its way.
+                assert!(self.pool.quarantined() > 0, "sequences were promised more pages than there are");
+                draft.pressed = true;
+                return Obtained::Stalled;
+            }
+            let victim = last.slot;
+            draft.pressed = true;
+            let table = &self.sequences[victim].table;
+            draft.copies.retain(|copy| !table.contains(&Some(copy.to)));
+            self.preempt(victim);
+            if victim == slot {
+                return Obtained::Preempted;
+            }
         }
     }
 
-    fn push_span(&mut self, sequence: SequenceId, count: usize, draft: &mut Draft) {
-        let Some(state) = self.sequences.get_mut(&sequence) else { return };
-        let (span, planned) = state.advance(count, self.next_step, &self.cache);
-        draft.budget -= count;
+    /// Plans a prefill chunk, of fewer tokens where pages are short.
+    fn plan_chunk(&mut self, share: Share, draft: &mut Draft) {
+        let Share { slot, life, count, .. } = share;
+        // It may have had to give way to another one of this step.
+        let lives = |scheduler: &Self| scheduler.sequences.get(slot).is_some_and(|state| state.life == life);
+        if !lives(self) {
+            return;
+        }
+        let start = self.sequences[slot].computed;
+        self.leave_window(slot, start);
+        let wanted = self.cache.blocks_for(start + count);
+        while self.sequences[slot].table.len() / self.groups < wanted {
+            let room = (self.sequences[slot].table.len() / self.groups) * self.cache.block_size;
+            if room > start && self.pool.available() < self.groups {
+                break; // The chunk ends where pages do.
+            }
+            if self.obtain_block(slot, draft) != Obtained::Pages {
+                return;
+            }
+        }
+        let room = (self.sequences[slot].table.len() / self.groups) * self.cache.block_size;
+        self.push_span(slot, count.min(room - start), draft);
+        self.name_blocks(slot);
+    }
+
+    fn push_span(&mut self, slot: usize, count: usize, draft: &mut Draft) {
+        let step = self.next_step;
+        let state = &mut self.sequences[slot];
+        if !std::mem::replace(&mut state.announced, true) {
+            draft.begin.push(state.announcement());
+            let id = state.id;
+            // `begin` replaces whatever the shards still know of an earlier life.
+            self.ending.retain(|ending| *ending != id);
+        }
+        let (span, mut planned) = state.advance(count, step, &self.cache);
+        planned.slot = slot;
+        self.counters.computed_tokens += count as u64;
         draft.run.push(span);
         draft.planned.push(planned);
     }

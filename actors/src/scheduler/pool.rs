@@ -1,138 +1,361 @@
-//! The pool of KV blocks: who may hold which page, and when a page may change hands.
+//! The pool of pages: who holds which, what each contains, and when it may change hands.
+//!
+//! A page is *free*, *owned* by one or more sequences, *quarantined* (nobody holds it, but a step under way may touch it)
+//! or *cached* (nobody holds it and its content has a name). Cached pages are taken, longest unused first, when none is
+//! free. A page with a name is full, and is never written again while it has it.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::{BuildHasherDefault, Hasher},
+};
 
 use consort_parallel::ids::BlockId;
 
-use crate::ids::Step;
+use crate::{ids::Step, prefix::BlockKey};
 
 /// Whether a sequence may start to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Enough blocks are free.
+    /// Enough pages can be had.
     Fits,
     /// It fits the pool, but not now.
     Wait,
-    /// It would not fit even alone.
-    Never,
 }
 
-/// State of one block.
+/// What may become of one page next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BlockState {
+pub(super) enum PageState {
     Free,
     Owned,
     Quarantined,
+    Cached,
 }
 
-/// Blocks of one group's KV cache: free, owned by a sequence, or quarantined until every step that may still
-/// touch them is absorbed.
+/// No neighbour in the list of cached pages.
+const NONE: u32 = u32::MAX;
+
 #[derive(Clone, Debug)]
-pub struct BlockPool {
-    states: Vec<BlockState>,
+struct Page {
+    state: PageState,
+    /// The layer group whose keys and values it holds.
+    group: u8,
+    /// Sequences that hold it.
+    refs: u32,
+    /// Last step of a former holder that may touch it.
+    until: Option<Step>,
+    /// Name of its content, when it is full and can be found.
+    name: Option<Name>,
+    /// Neighbours among the cached: towards longer and shorter unused.
+    older: u32,
+    newer: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Name {
+    key: BlockKey,
+    parent: BlockKey,
+}
+
+/// A block's content as the cache knows it: the key, and what it was made of, so that a hit compares the tokens.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Content<'a> {
+    pub(super) key: BlockKey,
+    pub(super) parent: BlockKey,
+    pub(super) tokens: &'a [u32],
+}
+
+/// Keys are hashes already, and 8 bytes of one are enough to spread them.
+#[derive(Clone, Default)]
+pub(super) struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for part in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+type Index = HashMap<(BlockKey, u8), BlockId, BuildHasherDefault<KeyHasher>>;
+
+/// Pages of one replica's KV cache, the same on all of its ranks.
+#[derive(Clone, Debug)]
+pub struct PagePool {
+    block_size: usize,
+    pages: Vec<Page>,
     /// Taken from the end.
     free: Vec<BlockId>,
-    /// Blocks of ended sequences by the last step that may touch them.
-    quarantined: BTreeMap<Step, Vec<BlockId>>,
-    quarantined_count: usize,
+    /// Where each name is found. Never iterated in an order that shows.
+    index: Index,
+    /// Tokens of named pages, `block_size` for each page.
+    tokens: Vec<u32>,
+    /// Ends of the list of cached pages.
+    oldest: u32,
+    newest: u32,
+    cached: usize,
+    /// Pages by the last step that may touch them; those that were taken up again meanwhile are skipped.
+    quarantine: BTreeMap<Step, Vec<BlockId>>,
+    quarantined: usize,
+    absorbed: Option<Step>,
 }
 
-impl BlockPool {
-    /// A pool of `num_blocks` free blocks.
-    pub fn new(num_blocks: usize) -> Self {
-        let count = u32::try_from(num_blocks)
-            .expect("a pool has at most u32::MAX blocks; checked by the ensemble's spec");
+impl PagePool {
+    /// A pool of `num_blocks` free pages.
+    pub fn new(num_blocks: usize, block_size: usize) -> Self {
+        let count = u32::try_from(num_blocks).ok().filter(|&count| count < NONE);
+        let count = count.expect("a pool has fewer than u32::MAX pages; checked by the ensemble's spec");
+        let page = Page {
+            state: PageState::Free,
+            group: 0,
+            refs: 0,
+            until: None,
+            name: None,
+            older: NONE,
+            newer: NONE,
+        };
         Self {
-            states: vec![BlockState::Free; num_blocks],
+            block_size,
+            pages: vec![page; num_blocks],
             free: (0..count).rev().map(BlockId).collect(),
-            quarantined: BTreeMap::new(),
-            quarantined_count: 0,
+            index: Index::default(),
+            tokens: vec![0; num_blocks * block_size],
+            oldest: NONE,
+            newest: NONE,
+            cached: 0,
+            quarantine: BTreeMap::new(),
+            quarantined: 0,
+            absorbed: None,
         }
     }
 
-    /// Blocks there are.
+    /// Pages there are.
     pub fn total(&self) -> usize {
-        self.states.len()
+        self.pages.len()
     }
 
-    /// Blocks that can be taken now.
-    pub fn free(&self) -> usize {
-        self.free.len()
+    /// Pages that can be taken now: free ones, and cached ones, whose content is given up then.
+    pub fn available(&self) -> usize {
+        self.free.len() + self.cached
     }
 
-    /// Blocks that become free when steps in flight are absorbed.
+    /// Pages that nobody holds and whose content can be found.
+    pub fn cached(&self) -> usize {
+        self.cached
+    }
+
+    /// Pages that become available when steps in flight are absorbed.
     pub fn quarantined(&self) -> usize {
-        self.quarantined_count
+        self.quarantined
     }
 
-    /// Whether `now` blocks are free, for a sequence that may come to hold `ever`.
-    pub fn admission(&self, now: usize, ever: usize) -> Admission {
-        if ever > self.total() {
-            Admission::Never
-        } else if now <= self.free() {
-            Admission::Fits
-        } else {
-            Admission::Wait
-        }
-    }
-
-    /// Takes one free block.
-    pub fn take(&mut self) -> Option<BlockId> {
-        let block = self.free.pop()?;
-        self.states[block.index()] = BlockState::Owned;
+    /// Takes a page for `group`: a free one, else the one that was unused longest.
+    pub fn take(&mut self, group: usize) -> Option<BlockId> {
+        let block = match self.free.pop() {
+            Some(block) => block,
+            None => self.evict()?,
+        };
+        let page = &mut self.pages[block.index()];
+        (page.state, page.group, page.refs, page.until) = (PageState::Owned, group as u8, 1, None);
         Some(block)
     }
 
-    /// Gives blocks back. With `until`, they stay quarantined until that step is absorbed.
+    /// One more holder of a page that is owned, or that was found.
+    pub fn share(&mut self, block: BlockId) {
+        match self.pages[block.index()].state {
+            PageState::Owned => {}
+            PageState::Cached => self.unlink(block),
+            PageState::Quarantined => self.quarantined -= 1,
+            PageState::Free => panic!("page {} was shared while it was free", block.0),
+        }
+        let page = &mut self.pages[block.index()];
+        page.state = PageState::Owned;
+        page.refs += 1;
+    }
+
+    /// One holder less. `until` is the holder's last step, which may still be under way.
     ///
-    /// Panics when a block is not owned: that would be a page in two tables.
-    pub fn release(&mut self, blocks: Vec<BlockId>, until: Option<Step>) {
-        let state = if until.is_some() { BlockState::Quarantined } else { BlockState::Free };
-        for block in &blocks {
-            assert_eq!(self.states[block.index()], BlockState::Owned, "block {} released twice", block.0);
-            self.states[block.index()] = state;
+    /// Panics when nobody holds it: that would be a page in a table that has no right to it.
+    pub fn release(&mut self, block: BlockId, until: Option<Step>) {
+        let page = &mut self.pages[block.index()];
+        assert!(page.state == PageState::Owned && page.refs > 0, "page {} released twice", block.0);
+        page.refs -= 1;
+        page.until = page.until.max(until);
+        if page.refs > 0 {
+            return;
         }
-        match until {
+        match page.until.filter(|until| Some(*until) > self.absorbed) {
             Some(step) => {
-                self.quarantined_count += blocks.len();
-                self.quarantined.entry(step).or_default().extend(blocks);
+                page.state = PageState::Quarantined;
+                self.quarantined += 1;
+                self.quarantine.entry(step).or_default().push(block);
             }
-            // Reversed, so that the block taken first is handed out first again.
-            None => self.free.extend(blocks.into_iter().rev()),
+            None => self.rest(block),
         }
     }
 
-    /// Frees what was quarantined until `step` or an earlier one.
+    /// Everything until `step` has been executed and read.
     pub fn absorbed(&mut self, step: Step) {
-        while let Some(entry) = self.quarantined.first_entry().filter(|entry| *entry.key() <= step) {
-            let blocks = entry.remove();
-            self.quarantined_count -= blocks.len();
-            for block in blocks.into_iter().rev() {
-                self.states[block.index()] = BlockState::Free;
-                self.free.push(block);
+        self.absorbed = Some(step);
+        while let Some(entry) = self.quarantine.first_entry().filter(|entry| *entry.key() <= step) {
+            let step = *entry.key();
+            for block in entry.remove() {
+                let page = &self.pages[block.index()];
+                // Taken up again since, or released again for a later step.
+                if page.state == PageState::Quarantined && page.until == Some(step) {
+                    self.quarantined -= 1;
+                    self.rest(block);
+                }
             }
         }
     }
 
-    /// Whether nobody may touch this block.
-    #[cfg(test)]
-    pub(super) fn is_free(&self, block: BlockId) -> bool {
-        self.states[block.index()] == BlockState::Free
+    /// Gives the content of an owned page its name, unless it has one or another page has the same content.
+    pub(super) fn register(&mut self, block: BlockId, content: Content<'_>) {
+        let page = &mut self.pages[block.index()];
+        assert!(page.state == PageState::Owned, "page {} is named and nobody holds it", block.0);
+        if page.name.is_some() {
+            return;
+        }
+        if let std::collections::hash_map::Entry::Vacant(entry) = self.index.entry((content.key, page.group))
+        {
+            entry.insert(block);
+            page.name = Some(Name { key: content.key, parent: content.parent });
+            let at = block.index() * self.block_size;
+            self.tokens[at..at + self.block_size].copy_from_slice(content.tokens);
+        }
     }
 
-    /// Panics unless the lists agree with the states, and `owned` are exactly the owned blocks.
-    pub fn check_invariants(&self, owned: impl Iterator<Item = BlockId>) {
-        let mut seen = vec![None; self.total()];
-        let mut mark = |block: BlockId, state: BlockState| {
-            assert_eq!(seen[block.index()], None, "block {} stands in two places", block.0);
-            assert_eq!(self.states[block.index()], state, "block {} is not what its holder says", block.0);
-            seen[block.index()] = Some(state);
-        };
-        self.free.iter().for_each(|&block| mark(block, BlockState::Free));
-        self.quarantined.values().flatten().for_each(|&block| mark(block, BlockState::Quarantined));
-        owned.for_each(|block| mark(block, BlockState::Owned));
-        assert_eq!(self.quarantined_count, self.quarantined.values().map(Vec::len).sum::<usize>());
-        let lost = seen.iter().position(Option::is_none);
-        assert_eq!(lost, None, "a block is neither free, owned nor quarantined");
+    /// The page of `group` with this content. Tokens are compared, whatever the key says.
+    pub(super) fn find(&self, content: Content<'_>, group: usize) -> Option<BlockId> {
+        let block = *self.index.get(&(content.key, group as u8))?;
+        let name = self.pages[block.index()].name?;
+        let at = block.index() * self.block_size;
+        let same = name.parent == content.parent && self.tokens[at..at + self.block_size] == *content.tokens;
+        same.then_some(block)
+    }
+
+    /// Whether a page of `group` has this name and a sequence holds it.
+    pub(super) fn is_held(&self, key: BlockKey, group: usize) -> bool {
+        self.index.get(&(key, group as u8)).is_some_and(|block| self.pages[block.index()].refs > 0)
+    }
+
+    /// What may become of a page next.
+    pub(super) fn state(&self, block: BlockId) -> PageState {
+        self.pages[block.index()].state
+    }
+
+    /// Forgets every name: what is cached becomes free. Pages that sequences hold stay theirs.
+    pub fn forget_names(&mut self) {
+        while let Some(block) = self.evict() {
+            self.pages[block.index()].state = PageState::Free;
+            self.free.push(block);
+        }
+        self.index.clear();
+        self.pages.iter_mut().for_each(|page| page.name = None);
+    }
+
+    /// Takes the name from the page that was unused longest.
+    fn evict(&mut self) -> Option<BlockId> {
+        let block = (self.oldest != NONE).then_some(BlockId(self.oldest))?;
+        self.unlink(block);
+        let page = &mut self.pages[block.index()];
+        let name = page.name.take().expect("a cached page has a name");
+        self.index.remove(&(name.key, page.group));
+        Some(block)
+    }
+
+    /// Nobody holds it and no step touches it.
+    fn rest(&mut self, block: BlockId) {
+        if self.pages[block.index()].name.is_none() {
+            self.pages[block.index()].state = PageState::Free;
+            self.free.push(block);
+            return;
+        }
+        let newest = std::mem::replace(&mut self.newest, block.0);
+        let page = &mut self.pages[block.index()];
+        (page.state, page.older, page.newer) = (PageState::Cached, newest, NONE);
+        match newest {
+            NONE => self.oldest = block.0,
+            newest => self.pages[newest as usize].newer = block.0,
+        }
+        self.cached += 1;
+    }
+
+    fn unlink(&mut self, block: BlockId) {
+        let page = &mut self.pages[block.index()];
+        let (older, newer) =
+            (std::mem::replace(&mut page.older, NONE), std::mem::replace(&mut page.newer, NONE));
+        match older {
+            NONE => self.oldest = newer,
+            older => self.pages[older as usize].newer = newer,
+        }
+        match newer {
+            NONE => self.newest = older,
+            newer => self.pages[newer as usize].older = older,
+        }
+        self.cached -= 1;
+    }
+
+    /// Panics unless lists, counts and names agree, and `held` are exactly the holders: one entry for each table that
+    /// a page stands in, with the group whose table it is.
+    pub fn check_invariants(&self, held: impl Iterator<Item = (BlockId, usize)>) {
+        let mut holders = vec![0u32; self.total()];
+        for (block, group) in held {
+            holders[block.index()] += 1;
+            let page = &self.pages[block.index()];
+            assert_eq!(usize::from(page.group), group, "page {} is in another group's table", block.0);
+        }
+        let mut counts = BTreeMap::<&str, usize>::new();
+        for (at, page) in self.pages.iter().enumerate() {
+            assert_eq!(page.refs, holders[at], "page {at} has another number of holders than tables");
+            assert_eq!(page.state == PageState::Owned, page.refs > 0, "page {at} is {:?}", page.state);
+            let named = page.name.map(|name| self.index.get(&(name.key, page.group)));
+            assert!(named.is_none_or(|found| found == Some(&BlockId(at as u32))), "page {at} is not found");
+            assert!(page.name.is_none() || page.state != PageState::Free, "free page {at} has a name");
+            assert!(page.name.is_some() || page.state != PageState::Cached, "cached page {at} has no name");
+            let count = match page.state {
+                PageState::Free => "free",
+                PageState::Owned => "owned",
+                PageState::Quarantined => "quarantined",
+                PageState::Cached => "cached",
+            };
+            *counts.entry(count).or_default() += 1;
+        }
+        let count = |name| counts.get(name).copied().unwrap_or(0);
+        assert_eq!(self.free.len(), count("free"), "free pages are miscounted");
+        assert!(self.free.iter().all(|&block| self.state(block) == PageState::Free), "a free page is not");
+        assert_eq!(self.quarantined, count("quarantined"), "quarantined pages are miscounted");
+        assert_eq!(self.cached, count("cached"), "cached pages are miscounted");
+        assert_eq!(count("free") + count("owned") + count("quarantined") + count("cached"), self.total());
+        let names = self.pages.iter().filter(|page| page.name.is_some()).count();
+        assert_eq!(names, self.index.len(), "a name leads to a page that does not have it");
+        self.check_list();
+        let waiting = self.quarantine.values().flatten();
+        let waiting = waiting.filter(|&&block| self.state(block) == PageState::Quarantined).count();
+        assert!(waiting >= self.quarantined, "a quarantined page is in no list");
+        let overdue = self.quarantine.keys().find(|step| Some(**step) <= self.absorbed);
+        assert_eq!(overdue, None, "pages are quarantined for a step that was absorbed");
+    }
+
+    fn check_list(&self) {
+        let (mut at, mut last, mut walked) = (self.oldest, NONE, 0);
+        while at != NONE {
+            let page = &self.pages[at as usize];
+            assert_eq!((page.state, page.older), (PageState::Cached, last), "the list breaks at page {at}");
+            (last, at) = (at, page.newer);
+            walked += 1;
+            assert!(walked <= self.cached, "the list of cached pages runs in a circle");
+        }
+        assert_eq!((last, walked), (self.newest, self.cached), "the list ends elsewhere");
     }
 }

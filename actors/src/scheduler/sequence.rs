@@ -3,13 +3,38 @@
 use consort_kernels::sampling::SamplingParams;
 use consort_parallel::ids::BlockId;
 
-use super::{PREEMPTIONS_MAX, RESERVE_GROWTH_BITS};
+use super::{PREEMPTIONS_MAX, RESERVE_GROWTH_BITS, pool::Content};
 use crate::{
-    config::{CacheSpec, kv_tokens_max},
+    config::{CacheSpec, LAYER_GROUPS_MAX, kv_tokens_max},
     ids::{SequenceId, Step},
-    plan::{NewSequence, Output, Span, Tokens},
+    plan::{CachedTokens, NewSequence, Output, SequenceImage, Span, Tokens},
+    prefix::BlockKey,
     request::Request,
 };
+
+/// Where a sequence stands in the order of service, which never changes while it lives: it is due when it came, later
+/// by so many milliseconds for each point of priority. So waiting makes up for priority, and a late request comes before
+/// an early one only within a bounded time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    due_ms: i64,
+    sequence: SequenceId,
+}
+
+impl Place {
+    pub(super) fn new(now_ms: u64, priority: i32, aging_ms: u64, sequence: SequenceId) -> Self {
+        let aging_ms = i64::try_from(aging_ms).unwrap_or(i64::MAX);
+        let now_ms = i64::try_from(now_ms).unwrap_or(i64::MAX);
+        Self { due_ms: now_ms.saturating_add(i64::from(priority).saturating_mul(aging_ms)), sequence }
+    }
+}
+
+/// Order among the running: those that must not be preempted any more come first, then by place. The last gives way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct RunOrder {
+    pub(super) may_be_preempted: bool,
+    pub(super) place: Place,
+}
 
 /// A request's tokens and progress.
 ///
@@ -18,29 +43,50 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct Sequence {
     pub(super) id: SequenceId,
+    pub(super) place: Place,
     /// Prompt and absorbed tokens: all that is needed to continue elsewhere.
     pub(super) tokens: Vec<u32>,
     pub(super) prompt_len: usize,
     pub(super) stop_token_ids: Vec<u32>,
     /// Length at which the sequence ends.
     pub(super) token_limit: usize,
-    /// Blocks it may come to hold.
-    pub(super) blocks_max: usize,
+    /// Pages it may come to hold.
+    pub(super) pages_max: usize,
     /// First prompt position whose log-probabilities were not reported yet. Position 0 has none.
     pub(super) prompt_logprobs_next: usize,
     pub(super) preemptions: u8,
     pub(super) started: bool,
-    /// Counts lives.
-    pub(super) life: u32,
-    /// Tokens of this life whose keys and values are written by planned steps.
+    /// Whether its reader knows that the prompt is computed.
+    pub(super) prefilled: bool,
+    /// Lives are numbered through, over all sequences; 0 while it waits.
+    pub(super) life: u64,
+    /// Another choice of the same request, which came before: what it has of the prompt is shared.
+    pub(super) leader: Option<SequenceId>,
+    /// Tokens of this life whose keys and values are written by planned steps, or were there.
     pub(super) computed: usize,
+    /// Of those, the ones that were there.
+    pub(super) cached_tokens: usize,
     /// Tokens known when this life began: prefill ends here.
     pub(super) prefill_target: usize,
     /// Draws of this life that are planned and not absorbed.
     pub(super) draws_ahead: usize,
-    pub(super) blocks: Vec<BlockId>,
-    /// Blocks of the table that the shards know.
-    pub(super) blocks_sent: usize,
+    /// One page per group for each block of tokens, block after block; none behind a group's window.
+    pub(super) table: Vec<Option<BlockId>>,
+    /// Pages in the table.
+    pub(super) held: usize,
+    /// Of each group the first block whose page may still be read.
+    pub(super) first_block: [u32; LAYER_GROUPS_MAX],
+    /// Whether the shards know of this life.
+    pub(super) announced: bool,
+    /// Tokens that they know of.
+    pub(super) told: usize,
+    /// Blocks up to here are expected to be another sequence's: it is about to compute them.
+    pub(super) promised: usize,
+    /// Names of the full blocks of `tokens`, where prefixes are cached.
+    keys: Vec<BlockKey>,
+    root: Option<BlockKey>,
+    /// Blocks of this life that were given their names.
+    pub(super) named: usize,
     /// Last step with a span of this life.
     pub(super) last_step: Option<Step>,
     sampling: SamplingParams,
@@ -50,22 +96,39 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(id: SequenceId, request: Request, max_model_len: usize, cache: &CacheSpec) -> Self {
+    pub(super) fn new(
+        id: SequenceId,
+        place: Place,
+        request: Request,
+        max_model_len: usize,
+        cache: &CacheSpec,
+    ) -> Self {
         let prompt_len = request.prompt.len();
-        Self {
+        let mut state = Self {
             id,
+            place,
             prompt_len,
             token_limit: prompt_len.saturating_add(request.max_tokens).min(max_model_len),
-            blocks_max: cache.blocks_for(kv_tokens_max(&request)),
+            pages_max: cache.pages_for(kv_tokens_max(&request)),
             prompt_logprobs_next: 1,
             preemptions: 0,
             started: false,
+            prefilled: false,
             life: 0,
+            leader: None,
             computed: 0,
+            cached_tokens: 0,
             prefill_target: prompt_len,
             draws_ahead: 0,
-            blocks: Vec::new(),
-            blocks_sent: 0,
+            table: Vec::new(),
+            held: 0,
+            first_block: [0; LAYER_GROUPS_MAX],
+            announced: false,
+            told: 0,
+            promised: 0,
+            keys: Vec::new(),
+            root: cache.prefix_caching.then(|| BlockKey::root(request.cache_salt)),
+            named: 0,
             last_step: None,
             draws: request.max_tokens > 0,
             tokens: request.prompt,
@@ -73,6 +136,30 @@ impl Sequence {
             sampling: request.sampling,
             logprobs: request.logprobs,
             prompt_logprobs: request.prompt_logprobs,
+        };
+        state.extend_keys(cache);
+        state
+    }
+
+    pub(super) fn has_prompt(&self, prompt: &[u32]) -> bool {
+        self.tokens[..self.prompt_len] == *prompt
+    }
+
+    /// Whether a block is full and has not been named.
+    pub(super) fn has_full_block(&self, cache: &CacheSpec) -> bool {
+        self.computed.min(self.tokens.len()) >= (self.named + 1) * cache.block_size
+    }
+
+    /// All that a shard which has the pages must know of it.
+    pub(super) fn image(&self, cache: &CacheSpec) -> SequenceImage {
+        let pages = cache.blocks_for(self.told) * cache.groups.count();
+        SequenceImage {
+            new: self.announcement(),
+            cached: CachedTokens {
+                tokens: self.tokens[..self.told].to_vec(),
+                pages: self.table[..pages].to_vec(),
+            },
+            last_sampled: self.tokens.get(self.told).copied().filter(|_| !self.is_prefilling()),
         }
     }
 
@@ -90,22 +177,33 @@ impl Sequence {
         !self.draws
     }
 
+    /// Whether every row must be computed, because something is told of each.
+    pub(super) fn needs_every_row(&self) -> bool {
+        self.prompt_logprobs.is_some()
+    }
+
     /// Tokens once all planned draws are in.
     pub(super) fn planned_len(&self) -> usize {
         self.tokens.len() + self.draws_ahead
     }
 
-    /// Blocks to take at admission: what the known tokens fill. More are taken as it grows.
-    pub(super) fn blocks_at_admission(&self, cache: &CacheSpec) -> usize {
-        cache.blocks_for(self.tokens.len())
+    pub(super) fn order(&self) -> RunOrder {
+        RunOrder { may_be_preempted: self.preemptions < PREEMPTIONS_MAX, place: self.place }
     }
 
-    /// Blocks it may still take once it holds `held`.
-    pub(super) fn room(&self, held: usize) -> usize {
-        self.blocks_max.saturating_sub(held)
+    /// Pages that it takes for the tokens known when it was admitted, beyond those it holds or will share.
+    pub(super) fn committed(&self, cache: &CacheSpec) -> usize {
+        let table = self.table.len() / cache.groups.count();
+        let shared = self.promised.saturating_sub(table) * cache.groups.full();
+        cache.pages_for(self.prefill_target).saturating_sub(self.held + shared)
     }
 
-    /// Blocks that must stay free for every running sequence when this one is admitted: four times as many after
+    /// Pages that it may take after that.
+    pub(super) fn growth(&self, cache: &CacheSpec) -> usize {
+        self.pages_max.saturating_sub(cache.pages_for(self.prefill_target).max(self.held))
+    }
+
+    /// Pages that must stay to be had for every running sequence when this one is admitted: four times as many after
     /// each preemption, and all they may ever take after the last.
     pub(super) fn reserve_per_sequence(&self) -> usize {
         if self.preemptions < PREEMPTIONS_MAX {
@@ -115,15 +213,22 @@ impl Sequence {
         }
     }
 
-    /// Forgets the present life: what remains is prompt and emitted tokens, to be replayed.
-    pub(super) fn end_life(&mut self) -> Vec<BlockId> {
-        self.life += 1;
+    /// Ends the present life: what remains is prompt and emitted tokens, to be replayed. Returns the table's pages,
+    /// last block first, so that the beginning of a prefix stays cached longest.
+    pub(super) fn end_life(&mut self) -> impl Iterator<Item = BlockId> + use<> {
         self.computed = 0;
+        self.cached_tokens = 0;
         self.prefill_target = self.tokens.len();
         self.draws_ahead = 0;
-        self.blocks_sent = 0;
+        self.held = 0;
+        self.first_block = [0; LAYER_GROUPS_MAX];
+        self.life = 0;
+        self.announced = false;
+        self.told = 0;
+        self.promised = 0;
+        self.named = 0;
         self.last_step = None;
-        std::mem::take(&mut self.blocks)
+        std::mem::take(&mut self.table).into_iter().rev().flatten()
     }
 
     /// What shards must know before the first span of a life.
@@ -136,10 +241,52 @@ impl Sequence {
         }
     }
 
-    /// Plans the next `count` tokens in `step`. Blocks for them are already in the table.
+    /// Blocks that may be taken over instead of being computed: full ones, and never the last token, whose row draws.
+    pub(super) fn blocks_to_find(&self, cache: &CacheSpec) -> usize {
+        match self.needs_every_row() {
+            true => 0,
+            false => self.keys.len().min((self.tokens.len() - 1) / cache.block_size),
+        }
+    }
+
+    /// The next block that could be taken over, if what is computed ends at a block.
+    pub(super) fn next_block(&self, cache: &CacheSpec) -> Option<usize> {
+        let block = self.computed / cache.block_size;
+        (self.computed.is_multiple_of(cache.block_size) && block < self.blocks_to_find(cache))
+            .then_some(block)
+    }
+
+    /// Name of a full block.
+    pub(super) fn key(&self, block: usize) -> Option<BlockKey> {
+        self.keys.get(block).copied()
+    }
+
+    pub(super) fn keys(&self) -> &[BlockKey] {
+        &self.keys
+    }
+
+    /// Content of a full block whose name is known.
+    pub(super) fn content(&self, block: usize, cache: &CacheSpec) -> Option<Content<'_>> {
+        let key = self.key(block)?;
+        let parent = if block == 0 { self.root? } else { self.keys[block - 1] };
+        let tokens = &self.tokens[block * cache.block_size..(block + 1) * cache.block_size];
+        Some(Content { key, parent, tokens })
+    }
+
+    /// Names the blocks that have become full.
+    pub(super) fn extend_keys(&mut self, cache: &CacheSpec) {
+        let Some(root) = self.root else { return };
+        while let Some(block) =
+            self.tokens.get(self.keys.len() * cache.block_size..(self.keys.len() + 1) * cache.block_size)
+        {
+            let parent = self.keys.last().copied().unwrap_or(root);
+            self.keys.push(parent.next(block));
+        }
+    }
+
+    /// Plans the next `count` tokens in `step`. Pages for them are already in the table.
     pub(super) fn advance(&mut self, count: usize, step: Step, cache: &CacheSpec) -> (Span, PlannedSpan) {
-        let start = self.computed;
-        let end = start + count;
+        let (start, end) = (self.computed, self.computed + count);
         let tokens = if self.is_prefilling() {
             Tokens::Given(self.tokens[start..end].to_vec())
         } else {
@@ -147,14 +294,26 @@ impl Sequence {
         };
         let sample = self.draws && end >= self.prefill_target;
         let output = self.output(start, end, sample);
-        let blocks_end = cache.blocks_for(end);
-        let new_blocks = self.blocks[self.blocks_sent..blocks_end].to_vec();
-        self.blocks_sent = blocks_end;
+        let groups = cache.groups.count();
+        let [told, known, known_after] =
+            [self.told, start, end].map(|tokens| cache.blocks_for(tokens) * groups);
+        let cached = match self.told < start {
+            true => CachedTokens {
+                tokens: self.tokens[self.told..start].to_vec(),
+                pages: self.table[told..known].to_vec(),
+            },
+            false => CachedTokens::default(),
+        };
+        let new_blocks = self.table[known..known_after].iter().copied();
+        let new_blocks = new_blocks
+            .map(|page| page.expect("a page is in the table until its window has passed"))
+            .collect();
+        self.told = end;
         self.computed = end;
         self.draws_ahead += usize::from(sample);
         self.last_step = Some(step);
-        let planned = PlannedSpan { sequence: self.id, life: self.life, start, end, output };
-        (Span { sequence: self.id, tokens, new_blocks, output }, planned)
+        let planned = PlannedSpan { sequence: self.id, slot: 0, life: self.life, start, end, output };
+        (Span { sequence: self.id, cached, tokens, new_blocks, output }, planned)
     }
 
     fn output(&self, start: usize, end: usize, sample: bool) -> Output {
@@ -179,7 +338,9 @@ impl Sequence {
 #[derive(Clone, Debug)]
 pub(super) struct PlannedSpan {
     pub(super) sequence: SequenceId,
-    pub(super) life: u32,
+    /// Where the sequence is, if it still lives that life.
+    pub(super) slot: usize,
+    pub(super) life: u64,
     /// Positions `start..end` are computed.
     pub(super) start: usize,
     pub(super) end: usize,

@@ -12,13 +12,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use consort_kernels::sampling::SamplingParams;
 pub(super) use shard::SimShard;
-use shard::{draw, logprobs_of};
+use shard::{draw, logprobs_of, seen};
 
-use super::{Event, PREEMPTIONS_MAX, STEPS_IN_FLIGHT_MAX, Scheduler};
+use super::{Event, PREEMPTIONS_MAX, STEPS_IN_FLIGHT_MAX, Scheduler, pool::PageState};
 use crate::{
-    config::{CacheSpec, SchedulerConfig},
+    config::{CacheSpec, LayerGroups, SchedulerConfig},
     ids::{Epoch, SequenceId},
     plan::{Sampled, StepPlan, TokenLogprobs, Tokens},
+    prefix::CacheSalt,
     request::{FinishReason, GenerationEvent, Request, SubmitError},
 };
 
@@ -73,7 +74,7 @@ pub(super) struct Outcome {
 }
 
 /// What a request must yield, whatever its company: the model applied to its own history.
-fn solo(request: &Request) -> Outcome {
+fn solo(request: &Request, cache: &CacheSpec) -> Outcome {
     let mut history = request.prompt.clone();
     let mut outcome = Outcome::default();
     if let Some(top) = request.prompt_logprobs {
@@ -81,7 +82,7 @@ fn solo(request: &Request) -> Outcome {
         outcome.prompt_logprobs = positions.map(|at| logprobs_of(&history[..at], history[at], top)).collect();
     }
     while outcome.sampled.len() < request.max_tokens {
-        let token = draw(&history, request.prompt.len(), request.sampling.seed);
+        let token = draw(&seen(&history, cache), history.len(), request.prompt.len(), request.sampling.seed);
         let logprobs = request.logprobs.map(|top| logprobs_of(&history, token, top));
         outcome.sampled.push(Sampled { token, logprobs });
         history.push(token);
@@ -113,7 +114,7 @@ impl Simulation {
         assert!(depth <= STEPS_IN_FLIGHT_MAX);
         Self {
             scheduler: Scheduler::new(config, cache, VOCAB, Epoch(0)),
-            shard: SimShard::new(cache.block_size, Epoch(0)),
+            shard: SimShard::new(cache, Epoch(0)),
             on_the_way: VecDeque::new(),
             depth,
             outcomes: BTreeMap::new(),
@@ -123,7 +124,13 @@ impl Simulation {
     }
 
     pub(super) fn submit(&mut self, id: u64, request: Request) -> Result<(), SubmitError> {
-        let submitted = self.scheduler.submit(SequenceId(id), request);
+        self.submit_choice(id, request, None)
+    }
+
+    fn submit_choice(&mut self, id: u64, request: Request, leader: Option<u64>) -> Result<(), SubmitError> {
+        let salt = request.cache_salt.map_or(0, salt_number);
+        self.shard.set_salt(SequenceId(id), salt);
+        let submitted = self.scheduler.submit(id, SequenceId(id), request, leader.map(SequenceId));
         self.scheduler.check_invariants();
         if submitted.is_ok() {
             self.outcomes.insert(SequenceId(id), Outcome::default());
@@ -143,7 +150,7 @@ impl Simulation {
         }
         let plan = self.scheduler.plan();
         self.scheduler.check_invariants();
-        let preempted = self.scheduler.sequences.values().map(|state| state.preemptions);
+        let preempted = self.scheduler.sequences.iter().map(|(_, state)| state.preemptions);
         self.preempted_most = preempted.chain([self.preempted_most]).max().unwrap_or(0);
         let Some(plan) = plan else { return false };
         self.wipe_free(); // Blocks of what was preempted, before any is handed out again.
@@ -158,7 +165,7 @@ impl Simulation {
 
     fn wipe_free(&mut self) {
         let pool = &self.scheduler.pool;
-        self.shard.wipe_free(|block| pool.is_free(block));
+        self.shard.wipe_free(|block| pool.state(block) == PageState::Free);
     }
 
     pub(super) fn absorb(&mut self) -> bool {
@@ -175,6 +182,7 @@ impl Simulation {
                     assert!(outcome.sampled.is_empty(), "prompt log-probabilities come before tokens");
                     outcome.prompt_logprobs.extend(part);
                 }
+                GenerationEvent::Prefilled { .. } => assert!(outcome.sampled.is_empty()),
                 GenerationEvent::Token(sampled) => outcome.sampled.push(sampled),
                 GenerationEvent::Finished(reason) => outcome.finished = Some(reason),
                 GenerationEvent::Failed(error) => panic!("the pure scheduler failed {sequence}: {error}"),
@@ -186,9 +194,15 @@ impl Simulation {
     /// The group is lost: results on their way vanish, shards know nothing, sequences replay.
     fn lose_group(&mut self, epoch: Epoch) {
         self.on_the_way.clear();
-        self.shard = SimShard::new(self.shard.block_size, epoch);
+        self.shard.lose(epoch);
         self.scheduler.restart(epoch);
         self.scheduler.check_invariants();
+    }
+
+    /// A shard that has the pages is told the whole state, if nothing is under way.
+    fn relearn(&mut self) -> bool {
+        let image = self.scheduler.image();
+        image.inspect(|image| self.shard.relearn(image)).is_some()
     }
 
     /// Runs until nothing is left; every round must make progress.
@@ -201,6 +215,15 @@ impl Simulation {
             assert!(rounds < 1_000_000, "requests starve");
         }
     }
+}
+
+/// Salts by number, so that the simulated pages can tell them apart.
+fn salt(number: u64) -> CacheSalt {
+    CacheSalt::new(&number.to_le_bytes())
+}
+
+fn salt_number(wanted: CacheSalt) -> u64 {
+    (1..9).find(|&number| salt(number) == wanted).expect("one of the simulation's salts")
 }
 
 fn random_request(random: &mut Random, longest: usize) -> Request {
@@ -265,7 +288,7 @@ fn run_mixed(seed: u64, depth: usize, requests: usize, losses: bool) -> Run {
     let mut needed = BTreeMap::new();
     for id in 0..requests as u64 {
         let request = random_request(&mut random, 40);
-        let alone = solo(&request);
+        let alone = solo(&request, &TIGHT);
         // The last token is never computed, and at depth two its successor may be planned in vain.
         let tokens = request.prompt.len() + alone.sampled.len();
         needed.insert(SequenceId(id), tokens + depth);
@@ -344,7 +367,7 @@ fn long_generations_that_overcommit_the_pool_recompute_less_than_half() {
     for id in 0..300 {
         let mut request = random_request(&mut random, 12);
         (request.max_tokens, request.prompt_logprobs) = (96 - request.prompt.len(), None);
-        let alone = solo(&request);
+        let alone = solo(&request, &TIGHT);
         needed += request.prompt.len() + alone.sampled.len();
         expected.insert(SequenceId(id), alone);
         while simulation.submit(id, request.clone()).is_err() {
@@ -390,7 +413,7 @@ fn ten_thousand_random_submits_and_aborts_leak_nothing() {
     let (mut expected, mut cancelled) = (BTreeMap::new(), BTreeSet::new());
     while expected.len() < 10_000 {
         let request = random_request(&mut random, 24);
-        let alone = solo(&request);
+        let alone = solo(&request, &TIGHT);
         match simulation.submit(submitted, request) {
             Ok(()) => drop(expected.insert(SequenceId(submitted), alone)),
             Err(SubmitError::Overloaded { .. }) => overloaded += 1,
@@ -432,10 +455,89 @@ fn a_pool_for_one_long_request_serves_many_of_them() {
     for id in 0..12 {
         let mut request = random_request(&mut random, 4);
         (request.max_tokens, request.stop_token_ids) = (80 - request.prompt.len(), Vec::new());
-        expected.insert(SequenceId(id), solo(&request));
+        expected.insert(SequenceId(id), solo(&request, &TIGHT));
         simulation.submit(id, request).expect("it fits alone");
     }
     simulation.drain();
     assert_eq!(simulation.outcomes, expected);
     assert!(simulation.scheduler.counters().preemptions > 0);
+}
+
+/// Requests of a few families that begin alike, some salted, some of several choices, some more important than others.
+fn related_request(random: &mut Random, families: usize) -> Request {
+    let family = random.below(families);
+    let mut request = random_request(random, 24);
+    let common = Random::new(family as u64).below(40) + 8;
+    let mut prefix = Random::new(1000 + family as u64);
+    let mut prompt: Vec<u32> = (0..common).map(|_| prefix.below(VOCAB) as u32).collect();
+    prompt.extend(&request.prompt[..random.below(request.prompt.len() + 1)]);
+    request.prompt = prompt;
+    request.priority = if random.chance(20) { random.below(7) as i32 - 3 } else { 0 };
+    request.cache_salt = random.chance(30).then(|| salt(1 + random.below(2) as u64));
+    request
+}
+
+fn groups(windows: &[Option<usize>]) -> LayerGroups {
+    LayerGroups::new(windows).expect("valid groups")
+}
+
+#[test]
+fn requests_with_common_prefixes_equal_their_solo_runs_in_every_arrangement_of_layers() {
+    let arrangements =
+        [groups(&[None]), groups(&[None, Some(9)]), groups(&[Some(6)]), groups(&[Some(1), None, Some(17)])];
+    let (mut hits, mut preemptions, mut relearned) = (0, 0, 0);
+    for (seed, groups) in (300..).zip(arrangements.into_iter().cycle().take(24)) {
+        let _note = SeedNote(seed);
+        let mut random = Random::new(seed);
+        let prefix_caching = seed % 5 > 0;
+        let cache =
+            CacheSpec { groups, prefix_caching, ..CacheSpec::new(4, 24 * groups.count() + random.below(20)) };
+        let mut simulation = Simulation::new(CONFIG, cache, 2);
+        let (mut expected, mut cancelled, mut epoch, mut id) = (BTreeMap::new(), BTreeSet::new(), 0, 0);
+        while id < 300 {
+            let request = related_request(&mut random, 3);
+            let choices = if random.chance(25) { 1 + random.below(4) as u64 } else { 1 };
+            let leader = id;
+            for choice in 0..choices {
+                let mut request = request.clone();
+                request.sampling.seed = request.sampling.seed.wrapping_add(choice);
+                let of = (choice > 0).then_some(leader);
+                while let Err(refusal) = simulation.submit_choice(id, request.clone(), of) {
+                    assert!(matches!(refusal, SubmitError::Overloaded { .. }), "{refusal}");
+                    simulation.plan();
+                    simulation.absorb();
+                }
+                expected.insert(SequenceId(id), solo(&request, &cache));
+                id += 1;
+            }
+            for _ in 0..random.below(8) {
+                if random.chance(60) {
+                    simulation.plan()
+                } else {
+                    simulation.absorb()
+                };
+            }
+            if random.chance(10) {
+                let victim = id - 1 - random.below(12).min(id as usize - 1) as u64;
+                if simulation.scheduler.journal(SequenceId(victim)).is_some() {
+                    cancelled.insert(SequenceId(victim));
+                }
+                simulation.cancel(victim);
+            }
+            relearned += usize::from(random.chance(20) && simulation.relearn());
+            if random.chance(2) {
+                epoch += 1;
+                simulation.lose_group(Epoch(epoch));
+            }
+        }
+        simulation.drain();
+        assert_solo(&simulation.outcomes, &expected, &cancelled);
+        assert_eq!(simulation.scheduler.used_blocks(), 0, "all pages can be had at the end");
+        let counters = simulation.scheduler.counters();
+        assert!(prefix_caching || simulation.scheduler.cached_blocks() == 0);
+        hits += counters.prefix_cache_hits;
+        preemptions += counters.preemptions;
+    }
+    println!("{hits} tokens found, {preemptions} preemptions, {relearned} times relearned");
+    assert!(hits > 10_000 && preemptions > 100 && relearned > 20);
 }

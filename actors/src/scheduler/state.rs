@@ -1,15 +1,16 @@
 //! The pure scheduler: admit, cancel, absorb. Planning is in `planning`.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use super::{
-    pool::{Admission, BlockPool},
-    sequence::{PlannedSpan, Sequence},
+    pool::{Admission, PagePool},
+    sequence::{Place, PlannedSpan, RunOrder, Sequence},
+    slots::Slots,
 };
 use crate::{
     config::{CacheSpec, Limits, SchedulerConfig},
     ids::{Epoch, SequenceId, Step},
-    plan::{SpanOutput, StepResult},
+    plan::{GroupImage, SpanOutput, StepResult},
     request::{FinishReason, GenerationError, GenerationEvent, Request, SubmitError},
 };
 
@@ -57,10 +58,16 @@ pub enum AbsorbError {
 pub struct SchedulerCounters {
     /// Steps absorbed.
     pub steps: u64,
-    /// Times a sequence lost its blocks.
+    /// Times a sequence lost its pages.
     pub preemptions: u64,
     /// Prompt tokens of sequences that started.
     pub prompt_tokens: u64,
+    /// Tokens of prompts that were looked up in the prefix cache.
+    pub prefix_cache_queries: u64,
+    /// Those of them whose keys and values were there.
+    pub prefix_cache_hits: u64,
+    /// Rows planned: tokens whose keys and values were to be computed, replays included.
+    pub computed_tokens: u64,
     /// Tokens emitted.
     pub generated_tokens: u64,
 }
@@ -72,37 +79,49 @@ pub(super) struct StepInFlight {
     pub(super) spans: Vec<PlannedSpan>,
 }
 
-/// Continuous batching over one block pool. A plain value: no clock, no channel, no tensor.
+/// One that runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Running {
+    pub(super) order: RunOrder,
+    pub(super) slot: usize,
+}
+
+/// Continuous batching over one pool of pages. A plain value: no clock, no channel, no tensor.
 ///
 /// `plan` decides a step, `absorb` takes its result; up to [`super::STEPS_IN_FLIGHT_MAX`] steps may be planned and
 /// not absorbed. A sequence that turns out to have ended in an earlier step has its surplus token discarded.
 ///
-/// **Blocks are taken on demand and nobody waits for another in a circle.** Sequences have one order, their arrival:
-/// the waiting are admitted in it, from the head only, and the victim of a preemption is always the newest that runs.
-/// So whatever runs is older than whatever waits, and the oldest sequence of all runs, is the last to be preempted,
-/// and fits the pool alone (checked when it was submitted): it ends, and the next one is the oldest.
+/// **Pages are taken on demand and nobody waits for another in a circle.** Sequences have one order of service, which
+/// never changes (see `Place`): the waiting are admitted in it, from the head only, and who gives way is the last in it.
+/// The first of those that run is never preempted and fits the pool alone (checked when it was submitted): it ends, and
+/// the next one is the first. While the head of the queue waits nobody else is admitted, so what runs becomes fewer until
+/// it fits. Newcomers with a better priority come before it only for a bounded time.
 ///
-/// **Nobody is preempted more than [`super::PREEMPTIONS_MAX`] times.** Admission leaves free blocks for what runs (see
-/// `admission`); after that many preemptions it leaves all that the newcomer and the older ones may ever take.
-/// Sequences admitted later are newer and give way first, so nothing ever asks for this one's blocks again.
+/// **Nobody is preempted more than [`super::PREEMPTIONS_MAX`] times.** Admission leaves pages for what runs (see
+/// `admission`); whoever was preempted that often runs only once all that such sequences may ever take fits the pool
+/// together. From then on it gives way to nobody, and others give way to it, whatever their priority.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     pub(super) config: SchedulerConfig,
     pub(super) cache: CacheSpec,
+    /// Layer groups: pages that a block of tokens takes.
+    pub(super) groups: usize,
     pub(super) limits: Limits,
-    pub(super) pool: BlockPool,
-    pub(super) sequences: BTreeMap<SequenceId, Sequence>,
-    /// Not running, in order of arrival; a preempted sequence takes its old place.
-    pub(super) waiting: BTreeSet<SequenceId>,
-    /// Holding blocks, in order of arrival.
-    pub(super) running: BTreeSet<SequenceId>,
+    pub(super) pool: PagePool,
+    pub(super) sequences: Slots,
+    /// Not running, in order of service; a preempted sequence takes its old place.
+    pub(super) waiting: BTreeMap<Place, usize>,
+    /// Holding pages, in their order.
+    pub(super) running: Vec<Running>,
     /// Of `waiting`, those that never ran: the bounded part.
     pub(super) unstarted: usize,
     pub(super) in_flight: VecDeque<StepInFlight>,
     /// To be named in the next plan's `end`.
-    pub(super) ending: BTreeSet<SequenceId>,
+    pub(super) ending: Vec<SequenceId>,
     pub(super) epoch: Epoch,
     pub(super) next_step: Step,
+    /// Lives begun so far.
+    pub(super) lives: u64,
     pub(super) counters: SchedulerCounters,
 }
 
@@ -112,38 +131,55 @@ impl Scheduler {
         Self {
             config,
             cache,
+            groups: cache.groups.count(),
             limits: Limits { vocab_size, max_model_len: config.max_model_len, cache },
-            pool: BlockPool::new(cache.num_blocks),
-            sequences: BTreeMap::new(),
-            waiting: BTreeSet::new(),
-            running: BTreeSet::new(),
+            pool: PagePool::new(cache.num_blocks, cache.block_size),
+            sequences: Slots::default(),
+            waiting: BTreeMap::new(),
+            running: Vec::new(),
             unstarted: 0,
             in_flight: VecDeque::new(),
-            ending: BTreeSet::new(),
+            ending: Vec::new(),
             epoch,
             next_step: Step(0),
+            lives: 0,
             counters: SchedulerCounters::default(),
         }
     }
 
-    /// Puts a request at the end of the queue. `sequence` is greater than any before: numbers are the order of arrival.
-    pub fn submit(&mut self, sequence: SequenceId, request: Request) -> Result<(), SubmitError> {
+    /// Puts a request into the queue at `now_ms`, which counts from any fixed moment. `sequence` is greater than any
+    /// before: numbers are the order of arrival. `leader` is an earlier one with the same prompt and salt, another choice
+    /// of the same request: this one shares what that one has of the prompt.
+    pub fn submit(
+        &mut self,
+        now_ms: u64,
+        sequence: SequenceId,
+        request: Request,
+        leader: Option<SequenceId>,
+    ) -> Result<(), SubmitError> {
         self.limits.check(&request)?;
         let limit = self.config.max_waiting_requests;
         if self.unstarted >= limit {
             return Err(SubmitError::Overloaded { waiting: self.unstarted, limit });
         }
-        let state = Sequence::new(sequence, request, self.config.max_model_len, &self.cache);
-        let before = self.sequences.insert(sequence, state);
-        assert!(before.is_none(), "{sequence} was submitted twice");
-        self.waiting.insert(sequence);
+        let leads = |leader: &SequenceId| {
+            let slot = self.sequences.find(*leader);
+            slot.is_some_and(|slot| self.sequences[slot].has_prompt(&request.prompt))
+        };
+        let leader = leader.filter(leads);
+        let place = Place::new(now_ms, request.priority, self.config.priority_aging_ms, sequence);
+        let mut state = Sequence::new(sequence, place, request, self.config.max_model_len, &self.cache);
+        state.leader = leader;
+        let slot = self.sequences.insert(state);
+        self.waiting.insert(place, slot);
         self.unstarted += 1;
         Ok(())
     }
 
     /// Ends a sequence wherever it stands. Returns whether it existed.
     pub fn cancel(&mut self, sequence: SequenceId) -> bool {
-        self.remove(sequence).is_some()
+        let slot = self.sequences.find(sequence);
+        slot.map(|slot| self.remove(slot)).is_some()
     }
 
     /// Takes the result of the oldest step in flight.
@@ -162,7 +198,7 @@ impl Scheduler {
         self.check_content(&oldest, &result)?;
         self.counters.steps += 1;
         self.pool.absorbed(oldest.step);
-        let mut events = Vec::new();
+        let mut events = Vec::with_capacity(result.outputs.len());
         let mut outputs = result.outputs.into_iter();
         for span in &oldest.spans {
             let output = if expects_output(span) { outputs.next() } else { None };
@@ -171,20 +207,38 @@ impl Scheduler {
         Ok(events)
     }
 
-    /// Begins a new life of the group: nothing is in flight, no block is written, and every sequence that ran waits
+    /// Begins a new life of the group: nothing is in flight, no page is written, and every sequence that ran waits
     /// at its old place to be replayed from its journal.
     pub fn restart(&mut self, epoch: Epoch) {
         self.epoch = epoch;
         self.next_step = Step(0);
         self.in_flight.clear();
         self.ending.clear();
-        self.pool = BlockPool::new(self.cache.num_blocks);
-        for sequence in std::mem::take(&mut self.running) {
-            if let Some(state) = self.sequences.get_mut(&sequence) {
-                state.end_life();
-            }
-            self.waiting.insert(sequence);
+        self.pool = PagePool::new(self.cache.num_blocks, self.cache.block_size);
+        for Running { slot, .. } in std::mem::take(&mut self.running) {
+            let state = &mut self.sequences[slot];
+            // Its pages are those of the pool that is gone.
+            drop(state.end_life());
+            self.waiting.insert(state.place, slot);
         }
+    }
+
+    /// All that a shard which has the pages but knows no sequence must be told to carry out the next plan. `None` while
+    /// steps are in flight: their tokens are not known yet.
+    pub fn image(&self) -> Option<GroupImage> {
+        self.in_flight.is_empty().then(|| GroupImage {
+            epoch: self.epoch,
+            next_step: self.next_step,
+            sequences: self
+                .running
+                .iter()
+                .map(|running| &self.sequences[running.slot])
+                .filter(|state| state.announced)
+                .map(|state| state.image(&self.cache))
+                .collect(),
+            // What has ended is not known to such a shard, and need not be forgotten.
+            ended: self.ending.clone(),
+        })
     }
 
     /// Totals since the beginning.
@@ -192,7 +246,7 @@ impl Scheduler {
         self.counters
     }
 
-    /// Sequences that hold blocks.
+    /// Sequences that hold pages.
     pub fn running(&self) -> usize {
         self.running.len()
     }
@@ -202,9 +256,14 @@ impl Scheduler {
         self.waiting.len()
     }
 
-    /// Blocks that are not free: owned or quarantined.
+    /// Pages that sequences hold, or that steps under way may touch.
     pub fn used_blocks(&self) -> usize {
-        self.pool.total() - self.pool.free()
+        self.pool.total() - self.pool.available()
+    }
+
+    /// Pages that nobody holds and whose content may serve later requests.
+    pub fn cached_blocks(&self) -> usize {
+        self.pool.cached()
     }
 
     /// Steps planned and not absorbed.
@@ -214,7 +273,7 @@ impl Scheduler {
 
     /// Whether no sequence is left.
     pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty()
+        self.sequences.len() == 0
     }
 
     /// The life of the group that plans are made for.
@@ -224,59 +283,72 @@ impl Scheduler {
 
     /// Prompt and emitted tokens of a sequence.
     pub fn journal(&self, sequence: SequenceId) -> Option<&[u32]> {
-        self.sequences.get(&sequence).map(|state| state.tokens.as_slice())
+        self.sequences.find(sequence).map(|slot| self.sequences[slot].tokens.as_slice())
     }
 
     fn absorb_span(&mut self, span: &PlannedSpan, output: Option<SpanOutput>, events: &mut Vec<Event>) {
-        let sequence = span.sequence;
-        let Some(state) = self.sequences.get_mut(&sequence).filter(|state| state.life == span.life) else {
+        let PlannedSpan { sequence, slot, .. } = *span;
+        let Some(state) = self.sequences.get_mut(slot).filter(|state| state.life == span.life) else {
             return; // Ended, or preempted since: its next life draws the same token again.
         };
         let mut finish = None;
+        let event = |event| Event { sequence, event };
         if let Some(mut output) = output {
             let reported =
                 state.prompt_logprobs_next.saturating_sub(span.start + 1).min(output.prompt_logprobs.len());
             output.prompt_logprobs.drain(..reported);
             if !output.prompt_logprobs.is_empty() {
                 state.prompt_logprobs_next += output.prompt_logprobs.len();
-                events
-                    .push(Event { sequence, event: GenerationEvent::PromptLogprobs(output.prompt_logprobs) });
+                events.push(event(GenerationEvent::PromptLogprobs(output.prompt_logprobs)));
             }
             if output.broken {
                 let error = GenerationError::NotFinite { position: state.tokens.len() };
-                self.remove(sequence);
-                events.push(Event { sequence, event: GenerationEvent::Failed(error) });
+                self.remove(slot);
+                events.push(event(GenerationEvent::Failed(error)));
                 return;
+            }
+            if !state.prefilled && span.end >= state.prompt_len {
+                state.prefilled = true;
+                let cached_tokens = state.cached_tokens;
+                self.counters.prefix_cache_queries += state.prompt_len as u64;
+                self.counters.prefix_cache_hits += cached_tokens as u64;
+                events.push(event(GenerationEvent::Prefilled { cached_tokens }));
             }
             if let Some(sampled) = output.sampled.pop() {
                 let token = sampled.token;
                 state.draws_ahead -= 1;
                 state.tokens.push(token);
                 self.counters.generated_tokens += 1;
-                events.push(Event { sequence, event: GenerationEvent::Token(sampled) });
+                events.push(event(GenerationEvent::Token(sampled)));
                 if state.stop_token_ids.contains(&token) {
                     finish = Some(FinishReason::Stop { token });
                 } else if state.tokens.len() >= state.token_limit {
                     finish = Some(FinishReason::Length);
                 }
+                if state.has_full_block(&self.cache) {
+                    state.extend_keys(&self.cache);
+                    self.name_blocks(slot);
+                }
             }
         }
+        let state = &self.sequences[slot];
         if state.ends_with_prompt() && span.end == state.prompt_len {
             finish = Some(FinishReason::Length);
         }
         if let Some(reason) = finish {
-            self.remove(sequence);
-            events.push(Event { sequence, event: GenerationEvent::Finished(reason) });
+            self.remove(slot);
+            events.push(event(GenerationEvent::Finished(reason)));
         }
     }
 
     fn check_content(&self, step: &StepInFlight, result: &StepResult) -> Result<(), AbsorbError> {
         let content = |what: String| AbsorbError::Content { step: step.step, what };
-        let expected: Vec<&PlannedSpan> = step.spans.iter().filter(|span| expects_output(span)).collect();
-        if expected.len() != result.outputs.len() {
-            return Err(content(format!("{} outputs, {} expected", result.outputs.len(), expected.len())));
+        let expected = step.spans.iter().filter(|span| expects_output(span)).count();
+        if expected != result.outputs.len() {
+            return Err(content(format!("{} outputs, {expected} expected", result.outputs.len())));
         }
-        for (span, output) in expected.into_iter().zip(&result.outputs) {
+        let expected = step.spans.iter().filter(|span| expects_output(span));
+        for (span, output) in expected.zip(&result.outputs) {
             if span.sequence != output.sequence {
                 return Err(content(format!("{} where {} was due", output.sequence, span.sequence)));
             }
@@ -297,105 +369,65 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes a sequence out, wherever it stands; its blocks are quarantined until no step can touch them.
-    fn remove(&mut self, sequence: SequenceId) -> Option<Sequence> {
-        let mut state = self.sequences.remove(&sequence)?;
-        if self.waiting.remove(&sequence) {
-            self.unstarted -= usize::from(!state.started);
+    /// Takes a sequence out, wherever it stands; its pages are quarantined until no step can touch them.
+    fn remove(&mut self, slot: usize) {
+        let state = &self.sequences[slot];
+        let (place, started) = (state.place, state.started);
+        if self.waiting.remove(&place).is_some() {
+            self.unstarted -= usize::from(!started);
+        } else {
+            self.end_life(slot);
         }
-        if self.running.remove(&sequence) {
-            self.ending.insert(sequence);
-        }
-        self.release(&mut state);
-        Some(state)
+        self.sequences.remove(slot);
     }
 
-    /// Takes a running sequence's blocks and puts it back to its place in the queue.
-    pub(super) fn preempt(&mut self, sequence: SequenceId) {
-        let Some(mut state) = self.sequences.remove(&sequence) else { return };
-        self.running.remove(&sequence);
-        self.ending.insert(sequence);
-        self.release(&mut state);
+    /// Takes a running sequence's pages and puts it back to its place in the queue.
+    pub(super) fn preempt(&mut self, slot: usize) {
+        self.end_life(slot);
+        let state = &mut self.sequences[slot];
         state.preemptions += 1;
         self.counters.preemptions += 1;
-        self.waiting.insert(sequence);
-        self.sequences.insert(sequence, state);
+        self.waiting.insert(state.place, slot);
     }
 
-    fn release(&mut self, state: &mut Sequence) {
-        let oldest = self.in_flight.front().map(|oldest| oldest.step);
-        let until = state.last_step.filter(|last| oldest.is_some_and(|oldest| *last >= oldest));
-        let blocks = state.end_life();
-        self.pool.release(blocks, until);
+    fn end_life(&mut self, slot: usize) {
+        let state = &mut self.sequences[slot];
+        let at = self.running.binary_search_by_key(&state.order(), |running| running.order);
+        self.running.remove(at.expect("what does not wait runs, in its order"));
+        if state.announced {
+            self.ending.push(state.id);
+        }
+        let until = state.last_step;
+        for page in state.end_life() {
+            self.pool.release(page, until);
+        }
     }
 
-    /// Whether a waiting sequence can run: its known tokens fit, and what runs then can go on growing for a while.
-    /// Without that margin a newcomer would take the last free blocks, be prefilled, and be the victim of the next
-    /// sequence that crosses a block boundary. A sequence that would run alone always fits.
-    pub(super) fn admission(&self, state: &Sequence) -> Admission {
-        let needed = state.blocks_at_admission(&self.cache);
+    pub(super) fn enter_running(&mut self, slot: usize) {
+        let order = self.sequences[slot].order();
+        let at = self.running.partition_point(|running| running.order < order);
+        self.running.insert(at, Running { order, slot });
+    }
+
+    /// Whether a waiting sequence can run, given that `shared` leading blocks of it are others': its known tokens fit, and
+    /// what runs then can go on growing for a while. Without that margin a newcomer would take the last pages, be
+    /// prefilled, and give way to the next sequence that crosses a block boundary. A sequence that would run alone always
+    /// fits.
+    pub(super) fn admission(&self, state: &Sequence, shared: usize) -> Admission {
         let each = state.reserve_per_sequence();
-        let running = self.running.iter().filter_map(|id| self.sequences.get(id));
-        let rooms = running.map(|other| other.room(other.blocks.len())).chain([state.room(needed)]);
-        let reserve: usize = rooms.map(|room| room.min(each)).sum();
-        self.pool.admission(needed + reserve, state.blocks_max)
-    }
-
-    /// Panics when bookkeeping contradicts itself. Called after every event in simulations.
-    pub fn check_invariants(&self) {
-        assert!(self.in_flight.len() <= super::STEPS_IN_FLIGHT_MAX, "too many steps in flight");
-        assert!(self.running.len() <= self.config.max_num_seqs, "too many running sequences");
-        assert!(self.unstarted <= self.config.max_waiting_requests, "too many waiting requests");
-        assert!(self.running.is_disjoint(&self.waiting), "a sequence both runs and waits");
-        assert_eq!(self.running.len() + self.waiting.len(), self.sequences.len(), "a sequence has no place");
-        let unstarted = self.sequences.values().filter(|state| !state.started).count();
-        assert_eq!(self.unstarted, unstarted, "unstarted sequences are miscounted");
-        if let (Some(newest), Some(oldest)) = (self.running.last(), self.waiting.first()) {
-            assert!(newest < oldest, "{newest} runs before {oldest}, which came first");
+        let (mut reserve, mut kept) = (state.growth(&self.cache).min(each), 0);
+        for Running { order, slot } in &self.running {
+            let other = &self.sequences[*slot];
+            let each = if order.may_be_preempted { each } else { usize::MAX };
+            kept += if order.may_be_preempted { 0 } else { other.pages_max };
+            reserve += other.committed(&self.cache) + other.growth(&self.cache).min(each);
         }
-        let most = self.sequences.values().map(|state| state.preemptions).max();
-        assert!(most <= Some(super::PREEMPTIONS_MAX), "a sequence was preempted {most:?} times");
-        self.pool.check_invariants(self.sequences.values().flat_map(|state| state.blocks.iter().copied()));
-        for state in self.sequences.values() {
-            assert!(
-                state.tokens.len() < state.token_limit.max(state.prompt_len + 1),
-                "{} overran its limit",
-                state.id
-            );
-            if self.running.contains(&state.id) {
-                self.check_running(state);
-            } else {
-                assert!(self.waiting.contains(&state.id), "{} neither runs nor waits", state.id);
-                assert!(
-                    state.blocks.is_empty() && state.computed == 0,
-                    "waiting {} holds something",
-                    state.id
-                );
-            }
-        }
-        for step in &self.in_flight {
-            let tokens: usize = step.spans.iter().map(|span| span.end - span.start).sum();
-            assert!(tokens <= self.config.max_num_batched_tokens, "{} is over the token budget", step.step);
-        }
-    }
-
-    fn check_running(&self, state: &Sequence) {
-        let cover = self.cache.blocks_for(state.computed.max(state.prefill_target));
-        assert_eq!(state.blocks.len(), cover, "the table of {} does not cover it exactly", state.id);
-        assert!(cover <= state.blocks_max, "{} outgrew what it was admitted for", state.id);
-        assert_eq!(
-            state.blocks_sent,
-            self.cache.blocks_for(state.computed),
-            "{} sent other blocks",
-            state.id
-        );
-        let in_flight = self.in_flight.iter().flat_map(|step| &step.spans);
-        let draws =
-            in_flight.filter(|span| span.sequence == state.id && span.life == state.life && span.draws());
-        assert_eq!(state.draws_ahead, draws.count(), "{} lost count of its draws", state.id);
-        assert!(state.planned_len() <= state.token_limit, "{} is planned beyond its limit", state.id);
-        if !state.is_prefilling() && !state.ends_with_prompt() {
-            assert_eq!(state.computed + 1, state.planned_len(), "{} decodes at a wrong position", state.id);
+        let stays = state.order().may_be_preempted || kept + state.pages_max <= self.pool.total();
+        let known = self.cache.pages_for(state.tokens.len());
+        let needed = known.saturating_sub(shared * self.cache.groups.full());
+        match stays && needed + reserve <= self.pool.available() {
+            true => Admission::Fits,
+            false => Admission::Wait,
         }
     }
 }

@@ -3,7 +3,7 @@
 use consort_kernels::sampling::SamplingParams;
 
 use super::{
-    AbsorbError, Admission, BlockPool, Scheduler,
+    AbsorbError, PagePool, Scheduler,
     simulation::{SimShard, Simulation, VOCAB},
 };
 use crate::{
@@ -20,7 +20,12 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     max_waiting_requests: 3,
     priority_aging_ms: 1000,
 };
-const CACHE: CacheSpec = CacheSpec::new(4, 16);
+const CACHE: CacheSpec = uncached(16);
+
+/// Blocks of four tokens that nobody shares.
+const fn uncached(num_blocks: usize) -> CacheSpec {
+    CacheSpec { prefix_caching: false, ..CacheSpec::new(4, num_blocks) }
+}
 
 fn request(prompt_len: usize, max_tokens: usize) -> Request {
     Request {
@@ -47,8 +52,8 @@ fn spans(plan: &StepPlan) -> Vec<(u64, usize)> {
 #[test]
 fn a_long_prompt_is_prefilled_in_chunks_of_the_budget() {
     let mut scheduler = scheduler();
-    scheduler.submit(SequenceId(0), request(20, 4)).unwrap();
-    let mut shard = SimShard::new(CACHE.block_size, Epoch(0));
+    scheduler.submit(0, SequenceId(0), request(20, 4), None).unwrap();
+    let mut shard = SimShard::new(CACHE, Epoch(0));
     let mut chunks = Vec::new();
     for _ in 0..3 {
         let plan = scheduler.plan().unwrap();
@@ -61,10 +66,10 @@ fn a_long_prompt_is_prefilled_in_chunks_of_the_budget() {
 #[test]
 fn decodes_go_before_prefill_chunks_and_share_the_budget() {
     let mut scheduler = scheduler();
-    let mut shard = SimShard::new(CACHE.block_size, Epoch(0));
-    scheduler.submit(SequenceId(0), request(3, 9)).unwrap();
+    let mut shard = SimShard::new(CACHE, Epoch(0));
+    scheduler.submit(0, SequenceId(0), request(3, 9), None).unwrap();
     let first = scheduler.plan().unwrap();
-    scheduler.submit(SequenceId(1), request(20, 4)).unwrap();
+    scheduler.submit(0, SequenceId(1), request(20, 4), None).unwrap();
     let second = scheduler.plan().unwrap();
     assert_eq!(spans(&first), [(0, 3)]);
     assert_eq!(spans(&second), [(0, 1), (1, 7)]);
@@ -76,7 +81,7 @@ fn decodes_go_before_prefill_chunks_and_share_the_budget() {
 #[test]
 fn no_more_than_two_steps_are_in_flight() {
     let mut scheduler = scheduler();
-    scheduler.submit(SequenceId(0), request(3, 9)).unwrap();
+    scheduler.submit(0, SequenceId(0), request(3, 9), None).unwrap();
     assert!(scheduler.plan().is_some() && scheduler.plan().is_some());
     assert!(scheduler.plan().is_none());
 }
@@ -84,21 +89,21 @@ fn no_more_than_two_steps_are_in_flight() {
 #[test]
 fn a_length_limit_is_never_planned_beyond() {
     let mut scheduler = scheduler();
-    scheduler.submit(SequenceId(0), request(3, 1)).unwrap();
+    scheduler.submit(0, SequenceId(0), request(3, 1), None).unwrap();
     assert!(scheduler.plan().is_some());
     assert!(scheduler.plan().is_none(), "the only token is in flight");
 }
 
 #[test]
 fn a_token_drawn_after_a_stop_is_discarded() {
-    let mut shard = SimShard::new(CACHE.block_size, Epoch(0));
+    let mut shard = SimShard::new(CACHE, Epoch(0));
     let mut scheduler = scheduler();
     let mut stopping = request(3, 9);
     stopping.stop_token_ids = (0..VOCAB as u32).collect();
-    scheduler.submit(SequenceId(0), stopping).unwrap();
+    scheduler.submit(0, SequenceId(0), stopping, None).unwrap();
     let (first, ahead) = (scheduler.plan().unwrap(), scheduler.plan().unwrap());
     let events = scheduler.absorb(shard.execute_at_once(&first)).unwrap();
-    assert!(matches!(events[1].event, GenerationEvent::Finished(FinishReason::Stop { .. })), "{events:?}");
+    assert!(matches!(events[2].event, GenerationEvent::Finished(FinishReason::Stop { .. })), "{events:?}");
     assert_eq!(scheduler.used_blocks(), 1, "the step ahead may still write its block");
     assert_eq!(scheduler.absorb(shard.execute_at_once(&ahead)).unwrap(), []);
     assert_eq!(scheduler.used_blocks(), 0);
@@ -107,9 +112,9 @@ fn a_token_drawn_after_a_stop_is_discarded() {
 
 #[test]
 fn blocks_of_a_cancelled_request_are_free_within_two_steps() {
-    let mut shard = SimShard::new(CACHE.block_size, Epoch(0));
+    let mut shard = SimShard::new(CACHE, Epoch(0));
     let mut scheduler = scheduler();
-    scheduler.submit(SequenceId(0), request(6, 9)).unwrap();
+    scheduler.submit(0, SequenceId(0), request(6, 9), None).unwrap();
     let plans = [scheduler.plan().unwrap(), scheduler.plan().unwrap()];
     assert!(scheduler.cancel(SequenceId(0)));
     scheduler.check_invariants();
@@ -123,18 +128,18 @@ fn blocks_of_a_cancelled_request_are_free_within_two_steps() {
 #[test]
 fn ended_sequences_are_named_in_the_next_plan() {
     let mut scheduler = scheduler();
-    let mut shard = SimShard::new(CACHE.block_size, Epoch(0));
-    scheduler.submit(SequenceId(0), request(3, 1)).unwrap();
+    let mut shard = SimShard::new(CACHE, Epoch(0));
+    scheduler.submit(0, SequenceId(0), request(3, 1), None).unwrap();
     let plan = scheduler.plan().unwrap();
     scheduler.absorb(shard.execute_at_once(&plan)).unwrap();
-    scheduler.submit(SequenceId(1), request(3, 1)).unwrap();
+    scheduler.submit(0, SequenceId(1), request(3, 1), None).unwrap();
     assert_eq!(scheduler.plan().unwrap().end, [SequenceId(0)]);
 }
 
 #[test]
 fn what_can_never_be_served_is_refused_at_once() {
-    let mut scheduler = Scheduler::new(CONFIG, CacheSpec::new(4, 5), VOCAB, Epoch(0));
-    let mut submit = |request| scheduler.submit(SequenceId(0), request).unwrap_err();
+    let mut scheduler = Scheduler::new(CONFIG, uncached(5), VOCAB, Epoch(0));
+    let mut submit = |request| scheduler.submit(0, SequenceId(0), request, None).unwrap_err();
     assert_eq!(submit(request(0, 1)), SubmitError::EmptyPrompt);
     assert!(matches!(submit(request(1, usize::MAX)), SubmitError::TooLong { .. }));
     assert!(matches!(
@@ -146,19 +151,19 @@ fn what_can_never_be_served_is_refused_at_once() {
     assert!(matches!(submit(unknown), SubmitError::UnknownToken { position: 1, .. }));
     assert!(scheduler.is_idle());
     // The last token is never written: this one fits to the token.
-    scheduler.submit(SequenceId(1), request(10, 11)).unwrap();
+    scheduler.submit(0, SequenceId(1), request(10, 11), None).unwrap();
 }
 
 #[test]
 fn the_waiting_queue_is_bounded() {
     let mut scheduler = scheduler();
     for id in 0..3 {
-        scheduler.submit(SequenceId(id), request(8, 1)).unwrap();
+        scheduler.submit(0, SequenceId(id), request(8, 1), None).unwrap();
     }
-    let refusal = scheduler.submit(SequenceId(3), request(8, 1)).unwrap_err();
+    let refusal = scheduler.submit(0, SequenceId(3), request(8, 1), None).unwrap_err();
     assert_eq!(refusal, SubmitError::Overloaded { waiting: 3, limit: 3 });
     scheduler.plan();
-    scheduler.submit(SequenceId(3), request(8, 1)).unwrap();
+    scheduler.submit(0, SequenceId(3), request(8, 1), None).unwrap();
 }
 
 #[test]
@@ -166,11 +171,11 @@ fn prompt_logprobs_cross_chunks_with_the_token_that_follows() {
     let mut scheduler = scheduler();
     let mut asking = request(12, 0);
     asking.prompt_logprobs = Some(1);
-    scheduler.submit(SequenceId(0), asking).unwrap();
+    scheduler.submit(0, SequenceId(0), asking, None).unwrap();
     let plans = [scheduler.plan().unwrap(), scheduler.plan().unwrap()];
     assert_eq!(plans[0].run[0].output, Output::PromptLogprobs { top: 1, next: Some(8), sample: false });
     assert_eq!(plans[1].run[0].output, Output::PromptLogprobs { top: 1, next: None, sample: false });
-    let mut shard = SimShard::new(CACHE.block_size, Epoch(0));
+    let mut shard = SimShard::new(CACHE, Epoch(0));
     let mut positions = Vec::new();
     let mut last = None;
     for plan in plans {
@@ -190,7 +195,7 @@ fn prompt_logprobs_cross_chunks_with_the_token_that_follows() {
 
 #[test]
 fn the_newest_sequence_gives_way_and_keeps_its_prefix() {
-    let cache = CacheSpec::new(4, 4);
+    let cache = uncached(4);
     let mut simulation = Simulation::new(CONFIG, cache, 1);
     simulation.submit(0, request(3, 10)).unwrap();
     simulation.submit(1, request(3, 10)).unwrap();
@@ -211,7 +216,7 @@ fn the_newest_sequence_gives_way_and_keeps_its_prefix() {
 
 #[test]
 fn a_newcomer_waits_until_what_runs_can_grow() {
-    let cache = CacheSpec::new(4, 4);
+    let cache = uncached(4);
     let mut simulation = Simulation::new(CONFIG, cache, 1);
     simulation.submit(0, request(8, 9)).unwrap();
     simulation.plan();
@@ -227,7 +232,7 @@ fn a_newcomer_waits_until_what_runs_can_grow() {
 
 #[test]
 fn what_cannot_grow_any_more_reserves_nothing() {
-    let cache = CacheSpec::new(4, 4);
+    let cache = uncached(4);
     let mut simulation = Simulation::new(CONFIG, cache, 1);
     simulation.submit(0, request(7, 2)).unwrap();
     simulation.submit(1, request(7, 2)).unwrap();
@@ -240,7 +245,7 @@ fn what_cannot_grow_any_more_reserves_nothing() {
 
 #[test]
 fn a_sequence_alone_may_take_the_whole_pool() {
-    let cache = CacheSpec::new(4, 4);
+    let cache = uncached(4);
     let mut simulation = Simulation::new(CONFIG, cache, 2);
     simulation.submit(0, request(15, 2)).unwrap();
     simulation.drain();
@@ -250,9 +255,9 @@ fn a_sequence_alone_may_take_the_whole_pool() {
 #[test]
 fn results_out_of_turn_are_refused_and_change_nothing() {
     let mut scheduler = scheduler();
-    scheduler.submit(SequenceId(0), request(3, 2)).unwrap();
+    scheduler.submit(0, SequenceId(0), request(3, 2), None).unwrap();
     let plan = scheduler.plan().unwrap();
-    let good = SimShard::new(CACHE.block_size, Epoch(0)).execute_at_once(&plan);
+    let good = SimShard::new(CACHE, Epoch(0)).execute_at_once(&plan);
     let wrong = |change: fn(&mut StepResult)| {
         let mut result = good.clone();
         change(&mut result);
@@ -261,7 +266,7 @@ fn results_out_of_turn_are_refused_and_change_nothing() {
     let mut refuse = |change| scheduler.absorb(wrong(change)).unwrap_err();
     assert!(matches!(refuse(|r| r.epoch = Epoch(1)), AbsorbError::Epoch { .. }));
     assert!(matches!(refuse(|r| r.step = Step(1)), AbsorbError::Order { expected: Some(Step(0)), .. }));
-    assert_eq!(scheduler.absorb(good).unwrap().len(), 1);
+    assert_eq!(scheduler.absorb(good).unwrap().len(), 2);
 }
 
 #[test]
@@ -273,34 +278,30 @@ fn a_result_that_does_not_answer_its_plan_is_refused() {
         |r| r.outputs[0].sampled[0].token = VOCAB as u32,
     ] {
         let mut scheduler = scheduler();
-        scheduler.submit(SequenceId(0), request(3, 2)).unwrap();
-        let mut result =
-            SimShard::new(CACHE.block_size, Epoch(0)).execute_at_once(&scheduler.plan().unwrap());
+        scheduler.submit(0, SequenceId(0), request(3, 2), None).unwrap();
+        let mut result = SimShard::new(CACHE, Epoch(0)).execute_at_once(&scheduler.plan().unwrap());
         change(&mut result);
         assert!(matches!(scheduler.absorb(result), Err(AbsorbError::Content { .. })));
     }
 }
 
 #[test]
-fn a_pool_says_what_fits_waits_and_never_fits() {
-    let mut pool = BlockPool::new(3);
-    assert_eq!(pool.admission(2, 3), Admission::Fits);
-    assert_eq!(pool.admission(2, 4), Admission::Never);
-    let taken = vec![pool.take().unwrap(), pool.take().unwrap()];
-    assert_eq!(pool.admission(2, 3), Admission::Wait);
-    pool.release(taken, Some(Step(1)));
+fn a_released_page_is_to_be_had_once_its_steps_are_absorbed() {
+    let mut pool = PagePool::new(3, 4);
+    let taken = [pool.take(0).unwrap(), pool.take(0).unwrap()];
+    taken.into_iter().for_each(|page| pool.release(page, Some(Step(1))));
     pool.absorbed(Step(0));
-    assert_eq!((pool.free(), pool.quarantined()), (1, 2));
+    assert_eq!((pool.available(), pool.quarantined()), (1, 2));
     pool.absorbed(Step(1));
-    assert_eq!((pool.free(), pool.quarantined()), (3, 0));
+    assert_eq!((pool.available(), pool.quarantined()), (3, 0));
     pool.check_invariants(std::iter::empty());
 }
 
 #[test]
 #[should_panic(expected = "released twice")]
-fn a_block_released_twice_is_a_broken_invariant() {
-    let mut pool = BlockPool::new(1);
-    let block = pool.take().unwrap();
-    pool.release(vec![block], None);
-    pool.release(vec![block], None);
+fn a_page_released_twice_is_a_broken_invariant() {
+    let mut pool = PagePool::new(1, 4);
+    let page = pool.take(0).unwrap();
+    pool.release(page, None);
+    pool.release(page, None);
 }

@@ -12,18 +12,18 @@ use consort_kernels::{
 use consort_parallel::{
     checkpoint::Checkpoint,
     collective::{Collective, LocalGroup},
-    kv::KvStore,
+    kv::{KvGroups, KvStore},
     model::{LoadOptions, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
 
 use super::{ModelExecutor, ShardExecutor};
 use crate::{
-    config::{CacheSpec, SchedulerConfig},
+    config::{CacheSpec, LayerGroups, SchedulerConfig},
     ids::{Epoch, SequenceId},
     plan::{Sampled, StepPlan, StepResult, TokenLogprobs},
     request::{FinishReason, GenerationEvent, Request},
-    scheduler::Scheduler,
+    scheduler::{Scheduler, SchedulerCounters},
 };
 
 const BLOCK_SIZE: usize = 16;
@@ -54,6 +54,8 @@ struct Setup {
     num_blocks: usize,
     /// Steps planned before the first of them is absorbed.
     depth: usize,
+    /// Whether requests find the prefixes of others, and choices share their prompt.
+    shares: bool,
 }
 
 /// Everything that a request's stream yields.
@@ -104,8 +106,14 @@ fn execute(executors: &mut [ModelExecutor], plan: &StepPlan) -> StepResult {
     })
 }
 
-/// Serves `requests`, which arrive at random steps, and returns their answers and how often any was preempted.
-fn serve(checkpoint: &Checkpoint, setup: Setup, seed: u64, requests: &[Request]) -> (Vec<Answer>, u64) {
+/// Serves `requests`, which arrive at random steps, and returns their answers and what it took. Now and then all executors
+/// forget what they know of sequences and are told anew.
+fn serve(
+    checkpoint: &Checkpoint,
+    setup: Setup,
+    seed: u64,
+    requests: &[Request],
+) -> (Vec<Answer>, SchedulerCounters) {
     let mut random = Random(seed);
     let mut executors = executors(checkpoint, setup);
     let config = SchedulerConfig {
@@ -115,14 +123,29 @@ fn serve(checkpoint: &Checkpoint, setup: Setup, seed: u64, requests: &[Request])
         max_waiting_requests: requests.len(),
         priority_aging_ms: 1000,
     };
-    let cache = CacheSpec::new(BLOCK_SIZE, setup.num_blocks);
+    let windows: Vec<_> = KvGroups::of(checkpoint.config()).windows().collect();
+    let cache = CacheSpec {
+        groups: LayerGroups::new(&windows).unwrap(),
+        prefix_caching: setup.shares,
+        ..CacheSpec::new(BLOCK_SIZE, setup.num_blocks)
+    };
     let mut scheduler = Scheduler::new(config, cache, checkpoint.config().vocab_size, Epoch(0));
     let mut answers = vec![Answer::default(); requests.len()];
     let (mut arrived, mut results) = (0, VecDeque::new());
     while arrived < requests.len() || !scheduler.is_idle() {
         while arrived < requests.len() && (scheduler.is_idle() || random.below(2) == 0) {
-            scheduler.submit(SequenceId(arrived as u64), requests[arrived].clone()).unwrap();
+            let request = &requests[arrived];
+            let before = arrived
+                .checked_sub(1)
+                .filter(|&before| setup.shares && requests[before].prompt == request.prompt);
+            let leader = before.map(|before| SequenceId(before as u64));
+            scheduler.submit(0, SequenceId(arrived as u64), request.clone(), leader).unwrap();
             arrived += 1;
+        }
+        if random.below(8) == 0
+            && let Some(image) = scheduler.image()
+        {
+            executors.iter_mut().for_each(|executor| executor.learn(&image));
         }
         while results.len() < setup.depth {
             let Some(plan) = scheduler.plan() else { break };
@@ -132,6 +155,7 @@ fn serve(checkpoint: &Checkpoint, setup: Setup, seed: u64, requests: &[Request])
             let answer = &mut answers[event.sequence.0 as usize];
             match event.event {
                 GenerationEvent::PromptLogprobs(part) => answer.prompt.extend(part),
+                GenerationEvent::Prefilled { .. } => {}
                 GenerationEvent::Token(token) => answer.tokens.push(token),
                 GenerationEvent::Finished(reason) => answer.finish = Some(reason),
                 GenerationEvent::Failed(error) => panic!("{setup:?}: {error}"),
@@ -139,12 +163,17 @@ fn serve(checkpoint: &Checkpoint, setup: Setup, seed: u64, requests: &[Request])
         }
         scheduler.check_invariants();
     }
-    (answers, scheduler.counters().preemptions)
+    (answers, scheduler.counters())
 }
 
+/// Requests of three families of prompts, some of them the same prompt several times in a row.
 fn requests(random: &mut Random, vocabulary: usize) -> Vec<Request> {
+    let families: Vec<Vec<u32>> =
+        (0..3).map(|_| (0..60).map(|_| random.below(vocabulary) as u32).collect()).collect();
     let request = |random: &mut Random| {
-        let prompt: Vec<u32> = (0..random.below(60) + 1).map(|_| random.below(vocabulary) as u32).collect();
+        let mut prompt = families[random.below(3)].clone();
+        prompt.truncate(random.below(60));
+        prompt.extend((0..random.below(60 - prompt.len()) + 1).map(|_| random.below(vocabulary) as u32));
         let adjustments = match random.below(3) {
             0 => Adjustments { repetition_penalty: 1.3, frequency_penalty: 0.2, ..Adjustments::default() },
             1 => Adjustments { presence_penalty: 0.7, logit_bias: vec![(3, 2.5)], ..Adjustments::default() },
@@ -163,23 +192,56 @@ fn requests(random: &mut Random, vocabulary: usize) -> Vec<Request> {
             prompt,
         }
     };
-    (0..10).map(|_| request(random)).collect()
+    let mut requests: Vec<Request> = Vec::new();
+    while requests.len() < 12 {
+        let mut next = request(random);
+        if let Some(last) = requests.last()
+            && random.below(3) == 0
+        {
+            next = Request { sampling: next.sampling, ..last.clone() };
+        }
+        requests.push(next);
+    }
+    requests
+}
+
+/// A copy of a fixture whose layers see by turns everything and a window of `window` keys.
+fn with_mixed_windows(fixture: &Path, window: usize) -> (tempfile::TempDir, Arc<Checkpoint>) {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(fixture).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    let path = folder.path().join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let layers = config["num_hidden_layers"].as_u64().unwrap();
+    let types = (0..layers).map(|layer| ["sliding_attention", "full_attention"][layer as usize % 2]);
+    config["layer_types"] = types.collect();
+    config["sliding_window"] = window.into();
+    std::fs::write(path, config.to_string()).unwrap();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    (folder, checkpoint)
 }
 
 #[test]
 fn random_schedules_yield_the_bits_of_requests_served_alone() {
     // The second has a sliding window and heads wide enough for attention on tiles.
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../parallel/fixtures");
-    let checkpoints = ["tiny_llama", "tiny_wide"].map(|name| Checkpoint::open(&fixtures.join(name)).unwrap());
+    let [llama, wide] =
+        ["tiny_llama", "tiny_wide"].map(|name| Checkpoint::open(&fixtures.join(name)).unwrap());
+    let (_folder, mixed) = with_mixed_windows(&fixtures.join("tiny_llama"), 20);
+    assert_eq!(KvGroups::of(mixed.config()).count(), 3);
+    let checkpoints = [llama, wide, mixed];
     let isas: Vec<Isa> = Isa::available().collect();
-    let mut preemptions = 0;
+    let (mut preemptions, mut hits) = (0, 0);
     for seed in 0..24 {
         let mut random = Random(seed);
-        let checkpoint: &Arc<Checkpoint> = &checkpoints[seed as usize / 2 % 2];
+        let checkpoint: &Arc<Checkpoint> = &checkpoints[seed as usize / 2 % 3];
         let requests = requests(&mut random, checkpoint.config().vocab_size);
         let dtype = [DType::F32, DType::BF16][seed as usize % 2];
         // The order of sums over ranks belongs to the width: it stays while everything else changes.
         let width = [1, 1, 3, 2][random.below(4)];
+        let blocks = KvGroups::of(checkpoint.config()).count() * MAX_MODEL_LEN / BLOCK_SIZE;
         let roomy = Setup {
             width,
             dtype,
@@ -187,27 +249,32 @@ fn random_schedules_yield_the_bits_of_requests_served_alone() {
             threads: 1,
             max_num_seqs: 1,
             budget: MAX_MODEL_LEN,
-            num_blocks: MAX_MODEL_LEN / BLOCK_SIZE,
+            num_blocks: blocks,
             depth: 1,
+            shares: false,
         };
         let (alone, undisturbed) = serve(checkpoint, roomy, seed, &requests);
-        assert_eq!(undisturbed, 0);
+        assert_eq!((undisturbed.preemptions, undisturbed.prefix_cache_hits), (0, 0));
         for depth in [1, 2] {
             let crowded = Setup {
                 isa: isas[random.below(isas.len())],
                 threads: random.below(2) + 1,
                 max_num_seqs: random.below(9) + 2,
                 budget: random.below(60) + 10,
-                num_blocks: MAX_MODEL_LEN / BLOCK_SIZE + random.below(8),
+                num_blocks: blocks + random.below(8),
                 depth,
+                shares: depth == 2 || random.below(2) == 0,
                 ..roomy
             };
-            let (together, preempted) = serve(checkpoint, crowded, seed, &requests);
-            preemptions += preempted;
+            let (together, counters) = serve(checkpoint, crowded, seed, &requests);
+            preemptions += counters.preemptions;
+            hits += counters.prefix_cache_hits;
             for (at, (got, expected)) in together.iter().zip(&alone).enumerate() {
                 assert_eq!(got, expected, "seed {seed} request {at}: {crowded:?}");
             }
         }
     }
-    assert!(preemptions > 50, "the pools are meant to be too small: {preemptions} preemptions");
+    println!("{preemptions} preemptions, {hits} tokens found");
+    assert!(hits > 500, "requests are meant to share: {hits} tokens found");
+    assert!(preemptions > 20, "the pools are meant to be too small: {preemptions} preemptions");
 }

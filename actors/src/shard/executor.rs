@@ -15,7 +15,10 @@ use super::{Rejoined, ShardExecutor};
 use crate::{
     error::ShardError,
     ids::{Epoch, SequenceId, Step},
-    plan::{NewSequence, Output, Sampled, Span, SpanOutput, StepPlan, StepResult, Tokens},
+    plan::{
+        CachedTokens, GroupImage, NewSequence, Output, Sampled, SequenceImage, Span, SpanOutput, StepPlan,
+        StepResult, Tokens,
+    },
 };
 
 /// Executes plans with a [`Model`]. Every rank computes the same tokens; rank 0 reports them. Knows nothing of the
@@ -39,7 +42,8 @@ struct SequenceState {
     sampling: SamplingParams,
     history: TokenHistory,
     logprobs: Option<u32>,
-    table: Vec<BlockId>,
+    /// One page per layer group for each block of tokens, block after block.
+    table: Vec<Option<BlockId>>,
     len: usize,
     last_sampled: Option<u32>,
 }
@@ -77,6 +81,7 @@ impl StepFence {
 impl ModelExecutor {
     /// An executor without sequences, which has not joined its group yet. Its epoch is that of the first plan.
     pub fn new(model: Box<dyn Model>, kv: KvStore, comm: Box<dyn Collective>) -> Self {
+        let groups = kv.layout().groups;
         Self {
             model,
             kv,
@@ -84,9 +89,23 @@ impl ModelExecutor {
             joined: false,
             fence: StepFence { epoch: None, next: Step(0) },
             sequences: BTreeMap::new(),
-            batch: Batch::new(1),
+            batch: Batch::new(groups),
             wanted: Vec::new(),
             aborted: None,
+        }
+    }
+
+    /// Takes the place of an executor that has carried out everything up to `image`: its pages are this one's, and what it
+    /// knew of sequences is learnt anew.
+    pub fn learn(&mut self, image: &GroupImage) {
+        self.fence = StepFence { epoch: Some(image.epoch), next: image.next_step };
+        self.aborted = None;
+        self.sequences.clear();
+        for SequenceImage { new, cached, last_sampled } in &image.sequences {
+            let mut state = SequenceState::new(new);
+            state.take_over(cached);
+            state.last_sampled = *last_sampled;
+            self.sequences.insert(new.sequence, state);
         }
     }
 
@@ -104,6 +123,7 @@ impl ModelExecutor {
             let unknown = || refuse(format!("{} was never begun", span.sequence));
             let state = self.sequences.get_mut(&span.sequence).ok_or_else(unknown)?;
             let first_row = self.batch.tokens.len();
+            state.take_over(&span.cached);
             let start = state.len;
             match &span.tokens {
                 Tokens::Given(given) => self.batch.tokens.extend_from_slice(given),
@@ -117,13 +137,10 @@ impl ModelExecutor {
             state.last_sampled = None;
             state.history.extend(&self.batch.tokens[rows.clone()]);
             state.len += rows.len();
-            state.table.extend_from_slice(&span.new_blocks);
+            state.table.extend(span.new_blocks.iter().copied().map(Some));
             check_span(span, state, rows.len(), &self.kv).map_err(refuse)?;
             self.batch.positions.extend((start..state.len).map(|position| position as u32));
-            let [blocks] = &mut self.batch.tables[..] else { unreachable!("one group of layers") };
-            let table_start = blocks.len();
-            blocks.extend_from_slice(&state.table);
-            let table = table_start..blocks.len();
+            let table = append_tables(&mut self.batch.tables, &state.table);
             want_rows(span, rows.clone(), state.len as u64, &mut self.batch, &mut self.wanted);
             self.batch.spans.push(BatchSpan { rows, context_len: state.len, table });
         }
@@ -263,6 +280,13 @@ impl SequenceState {
             last_sampled: None,
         }
     }
+
+    /// Goes on behind tokens whose keys and values are there.
+    fn take_over(&mut self, cached: &CachedTokens) {
+        self.history.extend(&cached.tokens);
+        self.len += cached.tokens.len();
+        self.table.extend_from_slice(&cached.pages);
+    }
 }
 
 /// Refuses a span that would make the model read or write outside its pages.
@@ -271,18 +295,31 @@ fn check_span(span: &Span, state: &SequenceState, rows: usize, kv: &KvStore) -> 
     if rows == 0 {
         return Err(format!("{} has no tokens", span.sequence));
     }
-    if let Some(block) = span.new_blocks.iter().find(|block| block.index() >= kv.num_blocks()) {
+    let pages = span.cached.pages.iter().flatten().chain(&span.new_blocks);
+    if let Some(block) = pages.into_iter().find(|block| block.index() >= kv.num_blocks()) {
         return Err(format!("block {} does not exist; the pool has {}", block.0, kv.num_blocks()));
     }
-    if state.table.len() != state.len.div_ceil(block_size) {
+    let groups = kv.layout().groups;
+    if state.table.len() != state.len.div_ceil(block_size) * groups {
         return Err(format!(
-            "{} has {} blocks of {block_size} for {} tokens",
+            "{} has {} pages of {block_size} tokens for {} tokens in {groups} groups of layers",
             span.sequence,
             state.table.len(),
             state.len
         ));
     }
     Ok(())
+}
+
+/// Appends a sequence's tables, one for each group, to those of the batch. What stands for a page behind a window is
+/// never read, and must only be a page.
+fn append_tables(tables: &mut [Vec<BlockId>], pages: &[Option<BlockId>]) -> std::ops::Range<usize> {
+    let groups = tables.len();
+    let start = tables.first().map_or(0, Vec::len);
+    for (group, table) in tables.iter_mut().enumerate() {
+        table.extend(pages[group..].iter().step_by(groups).map(|page| page.unwrap_or(BlockId(0))));
+    }
+    start..start + pages.len() / groups
 }
 
 /// Notes the rows of `span` of which something is wanted. `len` is the sequence's length after the span.

@@ -27,7 +27,7 @@ use crate::{
     config::{CacheSpec, SchedulerConfig},
     error::ShardError,
     ids::{Epoch, SequenceId, Step},
-    plan::{BlockCopy, NewSequence, Output, Span, StepPlan, StepResult, Tokens},
+    plan::{BlockCopy, CachedTokens, NewSequence, Output, Span, StepPlan, StepResult, Tokens},
     request::{FinishReason, GenerationError, GenerationEvent, Request},
     scheduler::Scheduler,
 };
@@ -134,7 +134,12 @@ fn executor(comm: Box<dyn Collective>) -> ModelExecutor {
 
 /// An executor whose model counts the meetings that it came to.
 fn counted(comm: Box<dyn Collective>, joins: &Arc<AtomicUsize>) -> ModelExecutor {
-    let layout = KvLayout { pages: PageShape::new(BLOCK, 1, 4).unwrap(), layers_per_page: 1, dtype: DType::F32 };
+    let layout = KvLayout {
+        pages: PageShape::new(BLOCK, 1, 4).unwrap(),
+        layers_per_page: 1,
+        groups: 1,
+        dtype: DType::F32,
+    };
     let kv = KvStore::new(&Device::cpu(1).unwrap(), layout, BLOCKS).unwrap();
     let model = TableModel { joins: Arc::clone(joins), ..TableModel::default() };
     ModelExecutor::new(Box::new(DrawOnHost::new(model)), kv, comm)
@@ -154,7 +159,7 @@ fn begin(sequence: u64, logprobs: Option<u32>) -> NewSequence {
 
 fn span(sequence: u64, tokens: Tokens, new_blocks: &[u32], output: Output) -> Span {
     let new_blocks = new_blocks.iter().copied().map(BlockId).collect();
-    Span { sequence: SequenceId(sequence), tokens, new_blocks, output }
+    Span { sequence: SequenceId(sequence), cached: CachedTokens::default(), tokens, new_blocks, output }
 }
 
 fn given(tokens: std::ops::Range<u32>) -> Tokens {
@@ -224,8 +229,8 @@ fn a_sequence_whose_logits_are_not_numbers_ends_with_an_error_and_its_neighbour_
         priority: 0,
         cache_salt: None,
     };
-    scheduler.submit(SequenceId(0), request(vec![POISON, 1])).unwrap();
-    scheduler.submit(SequenceId(1), request(vec![1, 2])).unwrap();
+    scheduler.submit(0, SequenceId(0), request(vec![POISON, 1]), None).unwrap();
+    scheduler.submit(0, SequenceId(1), request(vec![1, 2]), None).unwrap();
     let mut events = Vec::new();
     // Two steps ahead, so that the broken sequence is also planned once too often.
     let (mut first, mut second) = (scheduler.plan(), scheduler.plan());
@@ -238,8 +243,9 @@ fn a_sequence_whose_logits_are_not_numbers_ends_with_an_error_and_its_neighbour_
         own.map(|event| event.event.clone()).collect()
     };
     assert_eq!(of(0), [GenerationEvent::Failed(GenerationError::NotFinite { position: 2 })]);
-    assert_eq!(of(1).len(), 4);
-    assert_eq!(of(1)[3], GenerationEvent::Finished(FinishReason::Length));
+    assert_eq!(of(1).len(), 5);
+    assert_eq!(of(1)[0], GenerationEvent::Prefilled { cached_tokens: 0 });
+    assert_eq!(of(1)[4], GenerationEvent::Finished(FinishReason::Length));
     assert!(scheduler.is_idle() && scheduler.used_blocks() == 0);
 }
 
@@ -412,7 +418,7 @@ fn plans_that_leave_the_pages_are_refused() {
         (vec![], span(0, given(0..2), &[0], Output::Sample), "never begun"),
         (begun.clone(), span(0, Tokens::LastSampled, &[0], Output::Sample), "no token yet"),
         (begun.clone(), span(0, given(0..0), &[], Output::Nothing), "no tokens"),
-        (begun.clone(), span(0, given(0..17), &[0], Output::Nothing), "1 blocks of 16 for 17 tokens"),
+        (begun.clone(), span(0, given(0..17), &[0], Output::Nothing), "1 pages of 16 tokens for 17 tokens"),
         (begun, span(0, given(0..2), &[8], Output::Nothing), "block 8 does not exist"),
     ];
     for (begin, span, message) in cases {
@@ -456,6 +462,8 @@ fn demanding(id: u64, prompt: Vec<u32>) -> Request {
         stop_token_ids: vec![3, 4],
         logprobs: None,
         prompt_logprobs: None,
+        priority: 0,
+        cache_salt: None,
     }
 }
 
@@ -510,7 +518,7 @@ fn run_together(requests: &[Request], depth: usize, num_blocks: usize) -> (Vec<V
     let mut scheduler = Scheduler::new(config, cache, VOCAB, Epoch(4));
     let mut executor = alone();
     for (id, request) in requests.iter().enumerate() {
-        scheduler.submit(SequenceId(id as u64), request.clone()).unwrap();
+        scheduler.submit(0, SequenceId(id as u64), request.clone(), None).unwrap();
     }
     let (mut results, mut outputs) = (std::collections::VecDeque::new(), vec![Vec::new(); requests.len()]);
     while !scheduler.is_idle() {
@@ -522,7 +530,7 @@ fn run_together(requests: &[Request], depth: usize, num_blocks: usize) -> (Vec<V
             scheduler.check_invariants();
             match event.event {
                 GenerationEvent::Token(sampled) => outputs[event.sequence.0 as usize].push(sampled.token),
-                GenerationEvent::Finished(_) => {}
+                GenerationEvent::Finished(_) | GenerationEvent::Prefilled { .. } => {}
                 other => panic!("{other:?}"),
             }
         }

@@ -28,6 +28,8 @@ pub struct KvLayout {
     pub pages: PageShape,
     /// Layers whose keys and values a page holds.
     pub layers_per_page: usize,
+    /// Groups of layers: pages that a block of tokens takes, and block tables of a sequence.
+    pub groups: usize,
     /// Storage type.
     pub dtype: DType,
 }

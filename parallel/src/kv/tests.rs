@@ -5,8 +5,12 @@ use super::*;
 #[test]
 fn a_copied_block_is_whole_in_every_layer_and_leaves_the_others_alone() {
     let device = Device::cpu(1).unwrap();
-    let layout =
-        KvLayout { pages: PageShape::new(16, 2, 16).unwrap(), layers_per_page: 3, dtype: DType::F32 };
+    let layout = KvLayout {
+        pages: PageShape::new(16, 2, 16).unwrap(),
+        layers_per_page: 3,
+        groups: 1,
+        dtype: DType::F32,
+    };
     let mut store = KvStore::new(&device, layout, 4).unwrap();
     let page = layout.pages.page_elements();
     assert_eq!(layout.block_bytes(), 3 * 2 * 2 * 16 * 16 * 4);
@@ -36,8 +40,12 @@ fn a_copied_block_is_whole_in_every_layer_and_leaves_the_others_alone() {
 #[test]
 fn copies_that_leave_the_pool_or_depend_on_their_order_are_refused_before_any_is_made() {
     let device = Device::cpu(1).unwrap();
-    let layout =
-        KvLayout { pages: PageShape::new(16, 1, 16).unwrap(), layers_per_page: 1, dtype: DType::BF16 };
+    let layout = KvLayout {
+        pages: PageShape::new(16, 1, 16).unwrap(),
+        layers_per_page: 1,
+        groups: 1,
+        dtype: DType::BF16,
+    };
     let mut store = KvStore::new(&device, layout, 4).unwrap();
     let page = layout.pages.page_elements();
     let pages = store.slot_mut::<bf16>(0).unwrap();

@@ -126,7 +126,8 @@ pub fn kv_layout(
     block_size: usize,
 ) -> Result<KvLayout, KernelError> {
     let pages = PageShape::new(block_size, share.kv_heads.len(), config.head_dim)?;
-    Ok(KvLayout { pages, layers_per_page: KvGroups::of(config).layers_per_page(), dtype })
+    let groups = KvGroups::of(config);
+    Ok(KvLayout { pages, layers_per_page: groups.layers_per_page(), groups: groups.count(), dtype })
 }
 
 /// Refuses pages that are not laid out as the model reads them.

@@ -2,13 +2,14 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use consort_actors::{CacheSpec, Ensemble, EnsembleSpec, LoadProgress, SchedulerConfig};
+use consort_actors::{CacheSpec, Ensemble, EnsembleSpec, LayerGroups, LoadProgress, SchedulerConfig};
 use consort_kernels::{
     cuda::{cubins::Cubins, settings::Settings},
     device::Isa,
 };
 use consort_parallel::{
     checkpoint::Checkpoint,
+    kv::KvGroups,
     model::{LoadOptions, STEP_LIMIT},
 };
 
@@ -299,6 +300,8 @@ fn ensemble_spec(
     let block_size = topology.block_size();
     let max_num_batched_tokens = topology.max_num_batched_tokens();
     let (num_blocks, max_model_len) = (plan.num_blocks, plan.max_model_len);
+    let windows: Vec<Option<usize>> = KvGroups::of(checkpoint.config()).windows().collect();
+    let groups = LayerGroups::new(&windows).expect("a model has from 1 to KV_GROUPS_MAX groups of layers");
     let settings = Settings::of_process();
     let factory = ModelFactory {
         checkpoint: Arc::clone(checkpoint),
@@ -314,7 +317,7 @@ fn ensemble_spec(
     EnsembleSpec {
         ranks: topology.tensor_parallel_size(),
         vocab_size: checkpoint.config().vocab_size,
-        cache: CacheSpec::new(block_size, num_blocks),
+        cache: CacheSpec { groups, ..CacheSpec::new(block_size, num_blocks) },
         scheduler: SchedulerConfig {
             max_num_seqs: topology.max_num_seqs(),
             max_num_batched_tokens,

@@ -20,6 +20,7 @@ fn status() -> Status {
         prompt_tokens: 40,
         prefix_cache_queries: 0,
         prefix_cache_hits: 0,
+        computed_tokens: 0,
         generated_tokens: 7,
         finished: Default::default(),
     }

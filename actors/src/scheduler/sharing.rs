@@ -1,0 +1,233 @@
+//! Pages that several sequences have in common: prefixes that are cached, blocks that another sequence is about to
+//! compute, and the prompt of a request with several choices.
+
+use super::{
+    planning::{Draft, Share},
+    sequence::Sequence,
+    state::Scheduler,
+};
+use crate::plan::BlockCopy;
+
+impl Scheduler {
+    /// Begins a life with the longest prefix that every group still has what it needs of: the groups that see everything
+    /// all of its blocks, the others those within their window.
+    pub(super) fn take_over_prefix(&mut self, slot: usize) {
+        let state = &self.sequences[slot];
+        let limit = state.blocks_to_find(&self.cache);
+        let has = |block: usize, group: usize| {
+            state.content(block, &self.cache).and_then(|content| self.pool.find(content, group))
+        };
+        let groups = || self.cache.groups.windows().enumerate();
+        let missing =
+            |&block: &usize| groups().any(|(group, window)| window.is_none() && has(block, group).is_none());
+        let mut blocks = match self.cache.groups.full() {
+            0 => limit,
+            _ => (0..limit).find(missing).unwrap_or(limit),
+        };
+        let first_seen =
+            |blocks: usize, window| self.cache.first_block_seen(blocks * self.cache.block_size, window);
+        // A block that a window lacks can only be behind it: the prefix ends before that block, or elsewhere further left.
+        while let Some(lacking) =
+            groups().filter(|(_, window)| window.is_some()).find_map(|(group, window)| {
+                (first_seen(blocks, window)..blocks).rev().find(|&block| has(block, group).is_none())
+            })
+        {
+            blocks = lacking;
+        }
+        let mut table = Vec::with_capacity(blocks * self.groups);
+        for block in 0..blocks {
+            for (group, window) in groups() {
+                table.push(if block < first_seen(blocks, window) { None } else { has(block, group) });
+            }
+        }
+        let firsts: Vec<u32> = groups().map(|(_, window)| first_seen(blocks, window) as u32).collect();
+        let state = &mut self.sequences[slot];
+        for page in table.iter().flatten() {
+            self.pool.share(*page);
+            state.held += 1;
+        }
+        state.first_block[..firsts.len()].copy_from_slice(&firsts);
+        state.table = table;
+        (state.computed, state.named) = (blocks * self.cache.block_size, blocks);
+        state.cached_tokens = state.computed;
+    }
+
+    /// Takes over what has become available since: blocks that others have computed, and a leader's whole prompt.
+    pub(super) fn take_over(&mut self, slot: usize, draft: &mut Draft) {
+        let before = self.sequences[slot].computed;
+        while let Some(block) = self.sequences[slot].next_block(&self.cache) {
+            let state = &self.sequences[slot];
+            let Some(content) = state.content(block, &self.cache) else { break };
+            let found = (0..self.groups).map(|group| self.pool.find(content, group));
+            let Some(pages) = found.collect::<Option<Vec<_>>>() else { break };
+            let state = &mut self.sequences[slot];
+            for page in pages {
+                self.pool.share(page);
+                state.table.push(Some(page));
+                state.held += 1;
+            }
+            state.computed += self.cache.block_size;
+            state.named = block + 1;
+        }
+        self.fork(slot, draft);
+        let state = &mut self.sequences[slot];
+        if state.computed > before {
+            state.cached_tokens += state.computed - before;
+            let computed = state.computed;
+            self.leave_window(slot, computed);
+        }
+    }
+
+    /// Shares the prompt of the choice that came first, once it is computed. The page that both would write is copied.
+    /// All but the prompt's last token is taken over: its row draws this choice's first token.
+    fn fork(&mut self, slot: usize, draft: &mut Draft) {
+        let block_size = self.cache.block_size;
+        let state = &self.sequences[slot];
+        let Some(leader_slot) = self.leader(state) else { return };
+        let leader = &self.sequences[leader_slot];
+        let target = state.prompt_len - 1;
+        let begun = state.computed >= target || !state.computed.is_multiple_of(block_size);
+        if begun || leader.computed < state.prompt_len {
+            return;
+        }
+        let (first, last, is_split) =
+            (state.computed / block_size, target / block_size, !target.is_multiple_of(block_size));
+        let page = |block: usize, group: usize| leader.table[block * self.groups + group];
+        let seen = |window| self.cache.first_block_seen(target, window);
+        let is_whole = self.cache.groups.windows().enumerate().all(|(group, window)| {
+            (seen(window).max(first)..last + usize::from(is_split)).all(|block| page(block, group).is_some())
+        });
+        if !is_whole || (is_split && self.pool.available() < self.groups) {
+            return;
+        }
+        let mut shared = Vec::with_capacity((last - first) * self.groups);
+        for block in first..last {
+            for (group, window) in self.cache.groups.windows().enumerate() {
+                shared.push(page(block, group).filter(|_| block >= seen(window)));
+            }
+        }
+        let split: Vec<_> =
+            (0..self.groups).filter(|_| is_split).filter_map(|group| page(last, group)).collect();
+        shared.iter().flatten().for_each(|&page| self.pool.share(page));
+        for (group, from) in split.into_iter().enumerate() {
+            let to = self.pool.take(group);
+            shared.push(to);
+            draft.copies.extend(to.map(|to| BlockCopy { from, to }));
+        }
+        // The copies are part of the step that is being planned.
+        let step = self.next_step;
+        let leader = &mut self.sequences[leader_slot];
+        leader.last_step = leader.last_step.max(Some(step));
+        let state = &mut self.sequences[slot];
+        state.held += shared.iter().flatten().count();
+        state.table.extend(shared);
+        state.last_step = state.last_step.max(Some(step));
+        (state.computed, state.named) = (target, last);
+    }
+
+    /// The running choice that `state` may share the prompt of.
+    fn leader(&self, state: &Sequence) -> Option<usize> {
+        if state.needs_every_row() || state.tokens.len() > state.prompt_len {
+            return None;
+        }
+        let slot = self.sequences.find(state.leader?)?;
+        (self.sequences[slot].life > 0).then_some(slot)
+    }
+
+    /// Whether one of `shares`, or its leader, computes this sequence's next block or what follows it: then it waits, and
+    /// takes it over. What it expects to share beyond that is forgotten as soon as nobody computes it.
+    pub(super) fn is_promised(&mut self, slot: usize, shares: &[Share]) -> bool {
+        let state = &self.sequences[slot];
+        let promised = self.is_leaders(state) || self.is_shares(state, shares);
+        if !promised {
+            self.sequences[slot].promised = 0;
+        }
+        promised
+    }
+
+    fn is_leaders(&self, state: &Sequence) -> bool {
+        let Some(leader) = self.leader(state) else { return false };
+        let is_at_block = state.computed.is_multiple_of(self.cache.block_size);
+        is_at_block && state.computed + 1 < state.prompt_len && self.sequences[leader].is_prefilling()
+    }
+
+    fn is_shares(&self, state: &Sequence, shares: &[Share]) -> bool {
+        let Some(block) = state.next_block(&self.cache) else { return false };
+        let Some(key) = state.key(block) else { return false };
+        let end = (block + 1) * self.cache.block_size;
+        shares
+            .iter()
+            .filter_map(|share| self.sequences.get(share.slot))
+            .any(|other| other.computed < end && end <= other.prefill_target && other.key(block) == Some(key))
+    }
+
+    /// Leading blocks of a waiting sequence for which it needs no page of its own in a group that sees everything: others
+    /// hold them, or are about to compute them. A guess, made without looking at each.
+    pub(super) fn blocks_to_share(&self, state: &Sequence, shares: &[Share]) -> usize {
+        if self.cache.groups.full() == 0 {
+            return 0;
+        }
+        if let Some(leader) = self.leader(state) {
+            return self.sequences[leader].prompt_len.saturating_sub(1) / self.cache.block_size;
+        }
+        let limit = state.blocks_to_find(&self.cache);
+        let full = self.cache.groups.windows().position(|window| window.is_none());
+        let is_held = |at: usize| {
+            let key = state.key(at);
+            key.zip(full).is_some_and(|(key, group)| self.pool.is_held(key, group))
+        };
+        let common = shares.iter().filter_map(|share| self.sequences.get(share.slot)).map(|other| {
+            // Keys are chained: once they differ, they differ.
+            let both = limit.min(other.prefill_target / self.cache.block_size);
+            leading(both, |at| state.key(at) == other.key(at))
+        });
+        common.chain([leading(limit, is_held)]).max().unwrap_or(0)
+    }
+
+    /// Gives up the pages that no row from `position` on sees.
+    pub(super) fn leave_window(&mut self, slot: usize, position: usize) {
+        if self.cache.groups.full() == self.groups {
+            return;
+        }
+        let state = &mut self.sequences[slot];
+        for (group, window) in self.cache.groups.windows().enumerate() {
+            let first = self.cache.first_block_seen(position, window);
+            let from = std::mem::replace(&mut state.first_block[group], first as u32) as usize;
+            debug_assert!(from <= first, "a window moves on");
+            for block in from..first {
+                let Some(entry) = state.table.get_mut(block * self.groups + group) else { break };
+                if let Some(page) = entry.take() {
+                    state.held -= 1;
+                    self.pool.release(page, state.last_step);
+                }
+            }
+        }
+    }
+
+    /// Names the blocks of `slot` that are full and whose tokens are known, so that others find them.
+    pub(super) fn name_blocks(&mut self, slot: usize) {
+        let state = &mut self.sequences[slot];
+        let full = state.computed.min(state.tokens.len()) / self.cache.block_size;
+        while state.named < full {
+            let block = state.named;
+            let Some(content) = state.content(block, &self.cache) else { break };
+            for page in state.table[block * self.groups..][..self.groups].iter().flatten() {
+                self.pool.register(*page, content);
+            }
+            state.named += 1;
+        }
+    }
+}
+
+/// How many of `0..count` hold, where all up to some number do and none from there on.
+fn leading(count: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, count);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match holds(middle) {
+            true => low = middle + 1,
+            false => high = middle,
+        }
+    }
+    low
+}
