@@ -30,8 +30,8 @@ struct Answer {
 }
 
 async fn engine(prefix_caching: bool, kv_tokens: usize, max_num_seqs: usize) -> Result<Engine> {
-    let model = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let model =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
     ensure!(model.exists(), "{} is missing: run `cargo xtask model` first", model.display());
     let engine = Engine::builder()
         .model(model)
@@ -122,7 +122,9 @@ async fn one_system_prompt() -> Result<()> {
         let prompt = |at| [words(7, SYSTEM_PROMPT_TOKENS), words(200 + at, 20)].concat();
         (0..CLIENTS).map(|at| (prompt(at), 16)).collect()
     };
-    println!("\n| {CLIENTS} clients, one system prompt | tokens computed | median first token | all done after |");
+    println!(
+        "\n| {CLIENTS} clients, one system prompt | tokens computed | median first token | all done after |"
+    );
     println!("|---|--:|--:|--:|");
     let mut tokens: Vec<Vec<Vec<u32>>> = Vec::new();
     for prefix_caching in [false, true] {
@@ -164,10 +166,11 @@ async fn ample_and_quarter() -> Result<()> {
             engine.shutdown(Duration::from_secs(5)).await;
         }
     }
-    println!("\n| {MIXED} mixed requests, need {need} tokens | pool, tokens | tokens/s | ratio | preemptions | longest gap |");
+    println!(
+        "\n| {MIXED} mixed requests, need {need} tokens | pool, tokens | tokens/s | ratio | preemptions | longest gap |"
+    );
     println!("|---|--:|--:|--:|--:|--:|");
-    let speeds: Vec<f64> =
-        rows.iter().map(|(times, ..)| generated as f64 / median(times.clone())).collect();
+    let speeds: Vec<f64> = rows.iter().map(|(times, ..)| generated as f64 / median(times.clone())).collect();
     for (((name, kv_tokens), (_, preemptions, gap)), speed) in pools.iter().zip(&rows).zip(&speeds) {
         let (ratio, gap) = (speed / speeds[0], gap.as_secs_f64());
         println!("| {name} | {kv_tokens} | {speed:.0} | {ratio:.2} | {preemptions} | {gap:.2} s |");

@@ -37,8 +37,8 @@ pub mod text;
 pub mod topology;
 
 pub use consort_actors::{
-    EnsembleState, GenerationError, LoadProgress, RankStatus, StateWatch, Status, SubmitError,
-    plan::TokenLogprobs,
+    EnsembleState, GenerationError, LoadProgress, RankStatus, ReplicaId, ReplicaStatus, StateWatch, Status,
+    SubmitError, plan::TokenLogprobs,
 };
 pub use consort_kernels::device::Isa;
 

@@ -86,7 +86,7 @@ async fn ten_thousand_random_submits_and_aborts_leak_nothing() {
             max_waiting_requests: 64,
             priority_aging_ms: 1000,
         },
-        factory: Arc::new(TinyFactory { checkpoint, partition }),
+        factories: vec![Arc::new(TinyFactory { checkpoint, partition })],
     };
     let ensemble = Ensemble::start(spec, None).await.unwrap();
     let mut dice = Dice(20_261_129);

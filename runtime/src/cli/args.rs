@@ -216,13 +216,16 @@ pub(super) struct ModelArgs {
     /// Most tokens of one sequence, prompt and answer together.
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole)]
     max_model_len: Option<usize>,
-    /// Ranks to split the model over; any number.
+    /// Ranks to split the model over, in each replica; any number.
     #[arg(long, visible_alias = "tp", value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     tensor_parallel_size: Option<usize>,
-    /// Device of each rank, as in cpu,cpu or cuda:0,cuda:1; cuda:GPU-UUID names a card for good.
+    /// Replicas of the model, each on devices of its own; requests go where their prefix is.
+    #[arg(long, visible_alias = "dp", value_name = "N", allow_negative_numbers = true, value_parser = whole)]
+    data_parallel_size: Option<usize>,
+    /// Device of each rank, replica by replica, as in cpu,cpu or cuda:0,cuda:1; cuda:GPU-UUID names a card for good.
     #[arg(long, value_name = "LIST")]
     devices: Option<String>,
-    /// Relative share of each rank, as in 2,1,1.
+    /// Relative share of each rank of a replica, as in 2,1,1.
     #[arg(long, value_name = "LIST", allow_negative_numbers = true)]
     weights: Option<String>,
     /// Compute threads of each rank.
@@ -238,7 +241,7 @@ pub(super) struct ModelArgs {
     /// Tokens of one KV block.
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole)]
     block_size: Option<usize>,
-    /// Memory for keys and values over all ranks: bytes, or an amount such as 512MiB.
+    /// Memory for keys and values over all ranks of a replica: bytes, or an amount such as 512MiB.
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     kv_cache_memory_bytes: Option<String>,
     /// Part of a GPU's memory that may be used; no effect on CPUs.
@@ -288,6 +291,7 @@ impl ModelArgs {
                 dtype: self.dtype,
                 max_model_len: self.max_model_len,
                 tensor_parallel_size: self.tensor_parallel_size,
+                data_parallel_size: self.data_parallel_size,
                 devices: self.devices,
                 weights: self.weights,
                 threads_per_rank: self.threads_per_rank,

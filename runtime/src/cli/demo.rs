@@ -36,8 +36,8 @@ pub(super) async fn demo(args: DemoArgs) -> anyhow::Result<()> {
     };
     writeln!(out, "\n")?;
     writeln!(out, "{}", report::compute_line(running.engine.compute()))?;
-    for rank in &running.engine.status().ensemble.ranks {
-        writeln!(out, "{}", report::rank_line(rank))?;
+    for line in report::rank_lines(&running.engine.status().ensemble) {
+        writeln!(out, "{line}")?;
     }
     writeln!(out, "{}", report::speed(asked.tokens, asked.first, asked.last))?;
     if args.serve {

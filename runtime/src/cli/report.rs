@@ -2,9 +2,19 @@
 
 use std::{fmt::Write as _, io::ErrorKind, time::Duration};
 
-use consort_actors::RankStatus;
+use consort_actors::{RankStatus, Status};
 
 use crate::engine::{Compute, Usage};
+
+/// One line for each rank; where there are several replicas, each under its own.
+pub(super) fn rank_lines(status: &Status) -> Vec<String> {
+    let several = status.replicas.len() > 1;
+    let of_replica = |replica: &consort_actors::ReplicaStatus| {
+        let name = if several { format!("{}, ", replica.replica) } else { String::new() };
+        replica.ranks.iter().map(|rank| format!("{name}{}", rank_line(rank))).collect::<Vec<_>>()
+    };
+    status.replicas.iter().flat_map(of_replica).collect()
+}
 
 /// `rank 0: query heads 0..3, KV heads 0..1, weights 89.7 MB, 1024 KV blocks`.
 pub(super) fn rank_line(rank: &RankStatus) -> String {

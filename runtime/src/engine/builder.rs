@@ -26,7 +26,7 @@ use crate::{
     metrics::EngineMetrics,
     server::ServerSettings,
     text::{ChatTemplate, Tokenizer},
-    topology::{self, Broken, Environment, Overrides, Topology, TopologyError},
+    topology::{self, Broken, DeviceSpec, Environment, Overrides, Topology, TopologyError},
 };
 
 /// What is told while ranks load.
@@ -70,9 +70,14 @@ impl EngineBuilder {
         self
     }
 
-    /// Ranks to split the model over; any number.
+    /// Ranks to split the model over, in each replica; any number.
     pub fn tensor_parallel_size(self, ranks: usize) -> Self {
         self.with_overrides(|overrides| overrides.tensor_parallel_size = Some(ranks))
+    }
+
+    /// Replicas of the model, each with all ranks and a KV cache of its own. On a CPU each of them loads the weights.
+    pub fn data_parallel_size(self, replicas: usize) -> Self {
+        self.with_overrides(|overrides| overrides.data_parallel_size = Some(replicas))
     }
 
     /// `bfloat16`, `float32` or `auto`.
@@ -85,7 +90,7 @@ impl EngineBuilder {
         self.with_overrides(|overrides| overrides.max_model_len = Some(tokens))
     }
 
-    /// Memory for keys and values, over all ranks.
+    /// Memory for keys and values, over all ranks of a replica.
     pub fn kv_cache_memory_bytes(self, bytes: u64) -> Self {
         self.with_overrides(|overrides| overrides.kv_cache_memory_bytes = Some(bytes.to_string()))
     }
@@ -181,7 +186,7 @@ impl EngineBuilder {
         let topology = self.topology(&self.overrides)?;
         let checkpoint = open(&topology)?;
         // The cards may be in another machine: then the number of blocks is what their absence makes of it.
-        let cards = Cards::look(topology.devices()).ok().flatten();
+        let cards = Cards::look(topology.devices(), topology.tensor_parallel_size()).ok().flatten();
         let plan = Plan::new(&topology, &checkpoint, cards.as_ref())?;
         texts(&checkpoint)?;
         Ok(topology.to_annotated_toml(&plan.computed()))
@@ -202,7 +207,10 @@ impl EngineBuilder {
             prepared;
         #[cfg(test)]
         let spec = match &self.faults {
-            Some(faults) => EnsembleSpec { factory: faults.wrap(Arc::clone(&spec.factory)), ..spec },
+            Some(faults) => {
+                let wrap = |factory: &Arc<_>| faults.wrap(Arc::clone(factory));
+                EnsembleSpec { factories: spec.factories.iter().map(wrap).collect(), ..spec }
+            }
             None => spec,
         };
         let ensemble = Ensemble::start(spec, self.on_progress).await?;
@@ -261,7 +269,7 @@ impl Prepared {
     fn new(topology: &Topology, step_limit: Duration) -> Result<Self, EngineError> {
         let checkpoint = open(topology)?;
         // Whether the model can be divided as asked comes before the slower look at its tokenizer.
-        let cards = Cards::look(topology.devices()).map_err(DeviceError)?;
+        let cards = Cards::look(topology.devices(), topology.tensor_parallel_size()).map_err(DeviceError)?;
         let plan = Plan::new(topology, &checkpoint, cards.as_ref())?;
         let config = checkpoint.config();
         let limits = Limits {
@@ -277,6 +285,7 @@ impl Prepared {
         tracing::info!(
             model = %checkpoint.path().display(),
             ranks = topology.tensor_parallel_size(),
+            replicas = topology.data_parallel_size(),
             dtype = compute.dtype,
             cpu_isa = %compute.isa,
             threads_per_rank = compute.threads_per_rank,
@@ -286,7 +295,8 @@ impl Prepared {
         let spec = ensemble_spec(topology, &checkpoint, plan, step_limit);
         let (tokenizer, template) = texts(&checkpoint)?;
         let model_name = topology.served_model_name().to_owned();
-        let metrics = EngineMetrics::new(&model_name, spec.cache.block_size, spec.cache.num_blocks)?;
+        let metrics =
+            EngineMetrics::new(&model_name, spec.replicas(), spec.cache.block_size, spec.cache.num_blocks)?;
         Ok(Self { spec, tokenizer, template, limits, model_name, checkpoint, metrics, compute })
     }
 }
@@ -303,16 +313,17 @@ fn ensemble_spec(
     let windows: Vec<Option<usize>> = KvGroups::of(checkpoint.config()).windows().collect();
     let groups = LayerGroups::new(&windows).expect("a model has from 1 to KV_GROUPS_MAX groups of layers");
     let settings = Settings::of_process();
-    let factory = ModelFactory {
+    let cubins = Arc::new(Cubins::new(settings.clone()));
+    let factory = |devices: &[DeviceSpec]| ModelFactory {
         checkpoint: Arc::clone(checkpoint),
-        partition: plan.partition,
+        partition: plan.partition.clone(),
         options: LoadOptions { step_limit, ..load_options(topology, plan.dtype, max_model_len, num_blocks) },
         num_blocks,
-        devices: topology.devices().to_vec(),
+        devices: devices.to_vec(),
         threads_per_rank: plan.threads_per_rank,
         isa: plan.isa,
-        cubins: Arc::new(Cubins::new(settings.clone())),
-        settings,
+        cubins: Arc::clone(&cubins),
+        settings: settings.clone(),
     };
     EnsembleSpec {
         ranks: topology.tensor_parallel_size(),
@@ -325,6 +336,6 @@ fn ensemble_spec(
             max_waiting_requests: topology.max_waiting_requests(),
             priority_aging_ms: 1000,
         },
-        factory: Arc::new(factory),
+        factories: topology.replica_devices().map(|devices| Arc::new(factory(devices)) as _).collect(),
     }
 }

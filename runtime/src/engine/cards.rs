@@ -17,7 +17,7 @@ use consort_parallel::{
 
 use crate::topology::DeviceSpec;
 
-/// One card for each rank.
+/// One card for each rank, replica by replica.
 #[derive(Debug)]
 pub(super) struct Cards {
     cards: Vec<Card>,
@@ -52,9 +52,9 @@ pub(super) fn selector(device: DeviceSpec) -> Result<Selector, CudaError> {
 }
 
 impl Cards {
-    /// Those of `wanted`, in rank order; `None` where ranks compute on CPUs. Only they are opened, and only when they
+    /// Those of `wanted`, in rank order, `ranks` for each replica; `None` where ranks compute on CPUs. Only they are opened, and only when they
     /// are known to do.
-    pub(super) fn look(wanted: &[DeviceSpec]) -> Result<Option<Cards>, CudaError> {
+    pub(super) fn look(wanted: &[DeviceSpec], ranks: usize) -> Result<Option<Cards>, CudaError> {
         if wanted.iter().all(DeviceSpec::is_cpu) {
             return Ok(None);
         }
@@ -74,7 +74,7 @@ impl Cards {
             })
         };
         let facts: Vec<DeviceFacts> = wanted.iter().map(find).collect::<Result<_, _>>()?;
-        check(wanted, &facts)?;
+        check(wanted, &facts, ranks)?;
         let with_free = |facts: DeviceFacts| {
             let free_bytes = free_bytes(&settings, facts.ordinal)?;
             Ok(Card { facts, free_bytes })
@@ -93,9 +93,11 @@ impl Cards {
         utilization: f64,
     ) -> Result<Option<CardMemory>, KernelError> {
         let mut least: Option<CardMemory> = None;
-        for ((rank, Card { facts: card, free_bytes }), share) in
-            self.cards.iter().enumerate().zip(partition.shares())
+        // The same shares in each replica.
+        for ((at, Card { facts: card, free_bytes }), share) in
+            self.cards.iter().enumerate().zip(partition.shares().iter().cycle())
         {
+            let rank = at % partition.shares().len();
             let of = Rank(rank as u16);
             let layout = model::kv_layout(config, share, options.dtype, options.block_size)?;
             // Others may have taken some of it.
@@ -118,8 +120,9 @@ impl Cards {
     }
 }
 
-/// Whether these cards, one for each of `wanted`, are different ones that can do the work together.
-fn check(wanted: &[DeviceSpec], facts: &[DeviceFacts]) -> Result<(), CudaError> {
+/// Whether these cards, one for each of `wanted`, are different ones, of which the `ranks` of each replica can do the work
+/// together.
+fn check(wanted: &[DeviceSpec], facts: &[DeviceFacts], ranks: usize) -> Result<(), CudaError> {
     for (at, card) in facts.iter().enumerate() {
         if let Some(rank) = facts[..at].iter().position(|other| other.ordinal == card.ordinal) {
             let reason = format!(
@@ -129,7 +132,7 @@ fn check(wanted: &[DeviceSpec], facts: &[DeviceFacts]) -> Result<(), CudaError> 
             return Err(CudaError::NoDevice { wanted: wanted[at].to_string(), reason });
         }
     }
-    for card in facts {
+    for (replica, card) in facts.chunks(ranks.max(1)).flat_map(|of| of.iter().map(move |card| (of, card))) {
         let (major, minor) = card.capability;
         Arch::of_device(major, minor).map_err(|error| CudaError::TooOld {
             ordinal: card.ordinal,
@@ -137,7 +140,7 @@ fn check(wanted: &[DeviceSpec], facts: &[DeviceFacts]) -> Result<(), CudaError> 
             reason: error.to_string(),
         })?;
         let unreached =
-            facts.iter().find(|peer| peer.ordinal != card.ordinal && !card.peers.contains(&peer.ordinal));
+            replica.iter().find(|peer| peer.ordinal != card.ordinal && !card.peers.contains(&peer.ordinal));
         if let Some(peer) = unreached {
             return Err(CudaError::NoDevice {
                 wanted: format!("cuda:{}", peer.ordinal),

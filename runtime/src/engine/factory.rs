@@ -20,7 +20,7 @@ use consort_parallel::{
 use super::cards::selector;
 use crate::{error::DeviceError, topology::DeviceSpec};
 
-/// Builds ranks of one checkpoint. A restarted rank is built by the same factory.
+/// Builds the ranks of one replica. A restarted rank is built by the same factory.
 pub(crate) struct ModelFactory {
     pub(crate) checkpoint: Arc<Checkpoint>,
     pub(crate) partition: Partition,

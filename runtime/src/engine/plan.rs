@@ -35,8 +35,9 @@ pub(super) struct Plan {
     pub(super) partition: Partition,
     pub(super) dtype: DType,
     pub(super) max_model_len: usize,
+    /// Of each replica.
     pub(super) num_blocks: usize,
-    /// One block's bytes, over all ranks.
+    /// One block's bytes, over all ranks of a replica.
     pub(super) block_bytes: u64,
     pub(super) cores: usize,
     pub(super) threads_per_rank: usize,
@@ -143,7 +144,8 @@ impl Draft {
             return Err(topology::invalid(violations).into());
         };
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let ranks = topology.tensor_parallel_size();
+        // Those of all replicas.
+        let ranks = topology.devices().len();
         Ok(Plan {
             partition,
             dtype,

@@ -1,14 +1,37 @@
 use std::sync::Arc;
 
-use consort_actors::{EnsembleState, Status};
+use consort_actors::{EnsembleState, ReplicaId, ReplicaStatus, Status};
 
 use super::{EngineMetrics, Outcome, RequestTimer, Siblings};
 
-fn status() -> Status {
+fn replica(number: u16) -> ReplicaStatus {
+    ReplicaStatus {
+        replica: ReplicaId(number),
+        state: EnsembleState::Ready,
+        epoch: 0,
+        ranks: Vec::new(),
+        running: 2,
+        waiting: 1,
+        total_blocks: 8,
+        used_blocks: 2,
+        cached_blocks: 0,
+        steps: 5,
+        preemptions: 3,
+        prompt_tokens: 40,
+        prefix_cache_queries: 40,
+        prefix_cache_hits: 32,
+        generated_tokens: 7,
+        finished: Default::default(),
+    }
+}
+
+fn status_of(replicas: Vec<ReplicaStatus>) -> Status {
     Status {
         state: EnsembleState::Ready,
         epoch: 0,
         ranks: Vec::new(),
+        replicas,
+        moved_requests: 0,
         running: 2,
         waiting: 1,
         total_blocks: 8,
@@ -18,16 +41,20 @@ fn status() -> Status {
         steps: 5,
         preemptions: 3,
         prompt_tokens: 40,
-        prefix_cache_queries: 0,
-        prefix_cache_hits: 0,
-        computed_tokens: 0,
+        prefix_cache_queries: 40,
+        prefix_cache_hits: 32,
+        computed_tokens: 60,
         generated_tokens: 7,
         finished: Default::default(),
     }
 }
 
+fn status() -> Status {
+    status_of(vec![replica(0)])
+}
+
 fn metrics(model: &str) -> Arc<EngineMetrics> {
-    Arc::new(EngineMetrics::new(model, 16, 8).expect("buckets are valid"))
+    Arc::new(EngineMetrics::new(model, 1, 16, 8).expect("buckets are valid"))
 }
 
 fn alone() -> Arc<Siblings> {
@@ -48,12 +75,29 @@ fn gauges_and_counters_carry_vllms_names_and_labels() {
         "vllm:prompt_tokens_total{model_name=\"tiny\",engine=\"0\"} 40",
         "vllm:generation_tokens_total{model_name=\"tiny\",engine=\"0\"} 7",
         "vllm:num_preemptions_total{model_name=\"tiny\",engine=\"0\"} 3",
-        "vllm:prefix_cache_queries_total{model_name=\"tiny\",engine=\"0\"} 0",
-        "vllm:prefix_cache_hits_total{model_name=\"tiny\",engine=\"0\"} 0",
+        "vllm:prefix_cache_queries_total{model_name=\"tiny\",engine=\"0\"} 40",
+        "vllm:prefix_cache_hits_total{model_name=\"tiny\",engine=\"0\"} 32",
     ] {
         assert!(has(&text, line), "{line} is missing in\n{text}");
     }
     assert!(has(&text, "# TYPE vllm:prompt_tokens_total counter"), "{text}");
+}
+
+#[test]
+fn each_replica_is_an_engine_of_its_own() {
+    let metrics = EngineMetrics::new("tiny", 2, 16, 8).expect("buckets are valid");
+    let second = ReplicaStatus { running: 5, used_blocks: 8, prompt_tokens: 9, ..replica(1) };
+    let text = metrics.render(&status_of(vec![replica(0), second]));
+    for line in [
+        "vllm:num_requests_running{model_name=\"tiny\",engine=\"0\"} 2",
+        "vllm:num_requests_running{model_name=\"tiny\",engine=\"1\"} 5",
+        "vllm:kv_cache_usage_perc{model_name=\"tiny\",engine=\"1\"} 1",
+        "vllm:prompt_tokens_total{model_name=\"tiny\",engine=\"0\"} 40",
+        "vllm:prompt_tokens_total{model_name=\"tiny\",engine=\"1\"} 9",
+    ] {
+        assert!(has(&text, line), "{line} is missing in\n{text}");
+    }
+    assert_eq!(text.matches("vllm:cache_config_info{").count(), 2, "{text}");
 }
 
 #[test]

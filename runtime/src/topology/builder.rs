@@ -57,14 +57,21 @@ impl TopologyBuilder {
         self
     }
 
-    /// Ranks to split the model over.
+    /// Ranks to split the model over, in each replica.
     #[must_use]
     pub fn tensor_parallel_size(mut self, ranks: usize) -> Self {
         self.raw.parallel.tensor_parallel_size = count("tensor_parallel_size", ranks);
         self
     }
 
-    /// Device of each rank, as a topology file names them.
+    /// Replicas of the model.
+    #[must_use]
+    pub fn data_parallel_size(mut self, replicas: usize) -> Self {
+        self.raw.parallel.data_parallel_size = count("data_parallel_size", replicas);
+        self
+    }
+
+    /// Device of each rank, replica by replica, as a topology file names them.
     #[must_use]
     pub fn devices<S: Into<String>>(mut self, devices: impl IntoIterator<Item = S>) -> Self {
         let devices = devices.into_iter().filter_map(|device| by("devices", device.into())).collect();
@@ -108,7 +115,7 @@ impl TopologyBuilder {
         self
     }
 
-    /// Memory for keys and values, over all ranks.
+    /// Memory for keys and values, over all ranks of a replica.
     #[must_use]
     pub fn kv_cache_memory_bytes(mut self, amount: u64) -> Self {
         self.raw.cache.kv_cache_memory_bytes = bytes("kv_cache_memory_bytes", amount);

@@ -11,10 +11,11 @@
 //! dtype = "bfloat16"
 //! [parallel]
 //! tensor_parallel_size = 3
+//! data_parallel_size = 1                            # replicas, each with all ranks
 //! [[node]]
 //! devices = ["cpu", "cpu", "cpu"]                   # or "cuda:0", ..., or "cuda:GPU-UUID"
 //! [cache]
-//! kv_cache_memory_bytes = "512MiB"                  # over all ranks
+//! kv_cache_memory_bytes = "512MiB"                  # over all ranks of a replica
 //! [server]
 //! listen = "127.0.0.1:8000"
 //! ```
@@ -141,6 +142,7 @@ pub struct Topology {
     max_model_len: Option<usize>,
     served_model_name: String,
     devices: Vec<DeviceSpec>,
+    replicas: usize,
     weights: Option<Vec<f64>>,
     threads_per_rank: Option<usize>,
     cpu_isa: Option<Isa>,
@@ -270,17 +272,28 @@ impl Topology {
         &self.served_model_name
     }
 
-    /// Ranks that the model is split over: one per device.
+    /// Ranks that each replica of the model is split over.
     pub fn tensor_parallel_size(&self) -> usize {
-        self.devices.len()
+        self.devices.len() / self.replicas
     }
 
-    /// Device of each rank, in rank order.
+    /// Replicas of the model: requests go to the one that holds their prefix, unless another has less to do.
+    pub fn data_parallel_size(&self) -> usize {
+        self.replicas
+    }
+
+    /// Device of each rank, in rank order, replica by replica: rank r of replica k is on device
+    /// `k * tensor_parallel_size + r`.
     pub fn devices(&self) -> &[DeviceSpec] {
         &self.devices
     }
 
-    /// Relative share of each rank, where shares are not to be equal; as many as ranks.
+    /// Devices of each replica, in rank order.
+    pub fn replica_devices(&self) -> impl Iterator<Item = &[DeviceSpec]> {
+        self.devices.chunks_exact(self.tensor_parallel_size())
+    }
+
+    /// Relative share of each rank of a replica, where shares are not to be equal; as many as ranks.
     pub fn weights(&self) -> Option<&[f64]> {
         self.weights.as_deref()
     }
@@ -311,7 +324,7 @@ impl Topology {
         self.block_size
     }
 
-    /// Memory for keys and values over all ranks; the engine chooses where absent.
+    /// Memory for keys and values over all ranks of a replica; the engine chooses where absent.
     pub fn kv_cache_memory_bytes(&self) -> Option<u64> {
         self.kv_cache_memory_bytes
     }

@@ -32,6 +32,8 @@ pub struct Overrides {
     /// Replaces `parallel.tensor_parallel_size`, and all `[[node]]` of lower layers that list another number of CPU
     /// devices. Where they list GPUs it is refused: which of them, `devices` must say.
     pub tensor_parallel_size: Option<usize>,
+    /// Replaces `parallel.data_parallel_size`. Where devices are listed, they must do for that many replicas.
+    pub data_parallel_size: Option<usize>,
     /// Replaces `parallel.weights`: numbers with commas between.
     pub weights: Option<String>,
     /// Replaces `parallel.threads_per_rank`.
@@ -80,6 +82,7 @@ impl Overrides {
             ("--dtype", self.dtype.clone()),
             ("--max-model-len", text(&self.max_model_len)),
             ("--tensor-parallel-size", text(&self.tensor_parallel_size)),
+            ("--data-parallel-size", text(&self.data_parallel_size)),
             ("--weights", self.weights.clone()),
             ("--threads-per-rank", text(&self.threads_per_rank)),
             ("--cpu-isa", self.cpu_isa.clone()),

@@ -62,11 +62,11 @@ pub(super) struct RawModel {
 /// How it is split.
 #[derive(Debug, Default)]
 pub(super) struct RawParallel {
-    /// Ranks; any number.
+    /// Ranks of each replica; any number.
     pub(super) tensor_parallel_size: Leaf<i64>,
-    /// Replicas; 1 in this version.
+    /// Replicas of the model, each on devices of its own.
     pub(super) data_parallel_size: Leaf<i64>,
-    /// Relative share of each rank.
+    /// Relative share of each rank of a replica.
     pub(super) weights: Leaf<Vec<Sourced<f64>>>,
     /// Compute threads of each rank.
     pub(super) threads_per_rank: Leaf<i64>,
@@ -81,7 +81,7 @@ pub(super) struct RawParallel {
 pub(super) struct RawNode {
     /// Name of the host, with or without a port.
     pub(super) host: Leaf<String>,
-    /// One device for each rank.
+    /// One device for each rank, replica by replica.
     pub(super) devices: Leaf<Vec<Sourced<String>>>,
 }
 
@@ -90,7 +90,7 @@ pub(super) struct RawNode {
 pub(super) struct RawCache {
     /// Tokens of one KV block.
     pub(super) block_size: Leaf<i64>,
-    /// Memory for keys and values, over all ranks.
+    /// Memory for keys and values, over all ranks of a replica.
     pub(super) kv_cache_memory_bytes: Leaf<RawBytes>,
     /// Part of a GPU's memory that may be used.
     pub(super) gpu_memory_utilization: Leaf<f64>,

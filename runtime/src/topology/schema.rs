@@ -23,7 +23,7 @@ pub(super) const KEYS: [Key; 23] = [
     key("model.max_model_len", "--max-model-len"),
     key("model.served_model_name", "--served-model-name"),
     key("parallel.tensor_parallel_size", "--tensor-parallel-size"),
-    Key { flag: None, ..key("parallel.data_parallel_size", "") },
+    key("parallel.data_parallel_size", "--data-parallel-size"),
     key("parallel.weights", "--weights"),
     key("parallel.threads_per_rank", "--threads-per-rank"),
     key("parallel.cpu_isa", "--cpu-isa"),

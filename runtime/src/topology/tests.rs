@@ -161,7 +161,7 @@ dtype = "fp8"
 max_model_len = -1
 [parallel]
 tensor_parallel_size = 2
-data_parallel_size = 2
+data_parallel_size = -2
 weights = [1, 0, 1]
 [[node]]
 devices = ["cuda:0", "cpu", "tpu"]
@@ -183,7 +183,7 @@ max_body_bytes = 0
         "three.toml:3:9: model.dtype: \"fp8\" is not computed in by this version",
         "three.toml:4:17: model.max_model_len: -1 is out of range",
         "three.toml:6:24: parallel.tensor_parallel_size: 2 ranks, but [[node]] lists 3 devices",
-        "three.toml:7:22: parallel.data_parallel_size: 2 replicas",
+        "three.toml:7:22: parallel.data_parallel_size: -2 is out of range",
         "three.toml:8:15: parallel.weights: 0.0 is no share of a model",
         "three.toml:10:22: node[0].devices: \"cpu\" beside \"cuda:0\": ranks of one replica",
         "three.toml:10:29: node[0].devices: \"tpu\" is no device",

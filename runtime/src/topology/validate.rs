@@ -8,7 +8,7 @@ pub(super) mod words;
 
 use std::{collections::BTreeSet, path::Path};
 
-use self::fields::Fields;
+use self::{devices::Placement, fields::Fields};
 use super::{
     ApiKey, ListenAddress, Topology,
     env::Environment,
@@ -84,18 +84,8 @@ pub(super) fn validate(
     let max_model_len = fields.optional_count("model.max_model_len", &raw.model.max_model_len, MODEL_LEN_MAX);
     let served_model_name =
         model::served_name(raw.model.served_model_name.take(), &model_path, &mut fields.violations);
-    if let Some(size) = &raw.parallel.data_parallel_size
-        && size.value != 1
-    {
-        fields.violations.add(
-            "parallel.data_parallel_size",
-            &size.origin,
-            format!("{} replicas: this version runs exactly one", size.value),
-            "set it to 1 or remove it; start one server per replica instead",
-        );
-    }
-    let devices = devices::devices(&raw.parallel.tensor_parallel_size, &raw.node, &mut fields);
-    let weights = devices::weights(&raw, devices.len(), &mut fields.violations);
+    let Placement { devices, replicas } = devices::placement(&raw.parallel, &raw.node, &mut fields);
+    let weights = devices::weights(&raw, devices.len() / replicas, &mut fields.violations);
     let cpu_isa = words::cpu_isa(&raw.parallel.cpu_isa, &mut fields.violations);
     let threads_per_rank =
         fields.optional_count("parallel.threads_per_rank", &raw.parallel.threads_per_rank, THREADS_MAX);
@@ -108,6 +98,7 @@ pub(super) fn validate(
         max_model_len,
         served_model_name,
         devices,
+        replicas,
         weights,
         threads_per_rank,
         cpu_isa,

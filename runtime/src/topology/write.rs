@@ -100,11 +100,15 @@ impl Sections<'_> {
 
     fn parallel(&mut self, computed: Option<&Computed>) {
         let topology = self.topology;
-        let ranks = topology.devices.len();
+        let (ranks, replicas) = (topology.tensor_parallel_size(), topology.replicas);
         self.section("[parallel]");
         let has_devices = topology.origin("node.devices").is_some();
-        let counted = has_devices.then_some("computed: one rank for each device");
+        let counted = has_devices.then_some(match replicas {
+            1 => "computed: one rank for each device",
+            _ => "computed: the devices shared out over the replicas",
+        });
         self.line_of("parallel.tensor_parallel_size", &ranks.to_string(), "", counted);
+        self.number("parallel.data_parallel_size", replicas);
         match &topology.weights {
             Some(weights) => {
                 let list = Value::Array(weights.iter().copied().map(Value::Float).collect());
@@ -116,7 +120,7 @@ impl Sections<'_> {
             "parallel.threads_per_rank",
             topology.threads_per_rank.map(|given| given as u64),
             computed.map(|computed| {
-                let reason = format!("{} cores shared out over {ranks} ranks", computed.cores);
+                let reason = format!("{} cores shared out over {} ranks", computed.cores, ranks * replicas);
                 (computed.threads_per_rank as u64, reason)
             }),
         );
@@ -162,7 +166,8 @@ impl Sections<'_> {
             "cache.kv_cache_memory_bytes",
             topology.kv_cache_memory_bytes,
             computed.map(|computed| {
-                let reason = format!("{} blocks, over all ranks", computed.num_blocks);
+                let of = if topology.replicas > 1 { " of a replica" } else { "" };
+                let reason = format!("{} blocks, over all ranks{of}", computed.num_blocks);
                 (computed.kv_cache_memory_bytes, reason)
             }),
         );

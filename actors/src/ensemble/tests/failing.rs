@@ -181,7 +181,7 @@ async fn a_loss_is_told_once_and_what_an_earlier_epoch_says_changes_nothing() {
     let shared = Arc::new(Shared::new(spec(&factory), None, SILENCE_MAX));
     let (first_load, loaded) = oneshot::channel();
     let arguments = GroupArguments {
-        shared: Arc::clone(&shared),
+        home: Home::new(Arc::clone(&shared), ReplicaId(0)),
         scheduler: scheduler.clone(),
         first_load: Some(first_load),
     };
@@ -211,5 +211,5 @@ async fn a_loss_is_told_once_and_what_an_earlier_epoch_says_changes_nothing() {
 
     spawned.stop_and_wait(None, None).await.unwrap();
     scheduler.stop_and_wait(None, None).await.unwrap();
-    assert_eq!((shared.threads.reap(), factory.alive()), (0, 0));
+    assert_eq!((shared.reap(), factory.alive()), (0, 0));
 }

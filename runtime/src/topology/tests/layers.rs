@@ -15,12 +15,13 @@ use consort_kernels::device::Isa;
 /// A key with a value for each layer, as TOML writes it: file, environment, flag.
 type Case = (&'static str, [&'static str; 3]);
 
-const CASES: [Case; 20] = [
+const CASES: [Case; 21] = [
     ("model.path", ["\"a.gguf\"", "\"b.gguf\"", "\"c.gguf\""]),
     ("model.dtype", ["\"float32\"", "\"auto\"", "\"bfloat16\""]),
     ("model.max_model_len", ["101", "102", "103"]),
     ("model.served_model_name", ["\"a\"", "\"b\"", "\"c\""]),
     ("parallel.tensor_parallel_size", ["2", "3", "4"]),
+    ("parallel.data_parallel_size", ["2", "3", "4"]),
     ("parallel.weights", ["[1.0]", "[2.0]", "[3.0]"]),
     ("parallel.threads_per_rank", ["2", "3", "4"]),
     ("parallel.cpu_isa", ["\"auto\"", "\"portable\"", "\"auto\""]),
@@ -47,6 +48,7 @@ fn set(overrides: &mut Overrides, key: &str, value: &str) {
         "model.max_model_len" => overrides.max_model_len = number(),
         "model.served_model_name" => overrides.served_model_name = text(),
         "parallel.tensor_parallel_size" => overrides.tensor_parallel_size = number(),
+        "parallel.data_parallel_size" => overrides.data_parallel_size = number(),
         "parallel.weights" => overrides.weights = text(),
         "parallel.threads_per_rank" => overrides.threads_per_rank = number(),
         "parallel.cpu_isa" => overrides.cpu_isa = text(),
