@@ -12,7 +12,6 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use consort::{Engine, GenerateOptions, Prompt, TextEvent};
-use tokio_stream::StreamExt;
 
 const SYSTEM_PROMPT_TOKENS: usize = 1500;
 const CLIENTS: usize = 32;

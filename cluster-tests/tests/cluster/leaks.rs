@@ -19,8 +19,8 @@ use consort_parallel::{
 use crate::harness::root;
 
 const RANKS: usize = 3;
-const BLOCKS: usize = 24;
-const OPTIONS: LoadOptions = LoadOptions {
+pub(crate) const BLOCKS: usize = 24;
+pub(crate) const OPTIONS: LoadOptions = LoadOptions {
     dtype: DType::F32,
     max_batch_tokens: 32,
     block_size: 16,
@@ -31,9 +31,10 @@ const OPTIONS: LoadOptions = LoadOptions {
     deterministic: true,
 };
 
-struct TinyFactory {
-    checkpoint: Arc<Checkpoint>,
-    partition: Partition,
+/// Builds ranks of the tiny model, with [`BLOCKS`] blocks.
+pub(crate) struct TinyFactory {
+    pub(crate) checkpoint: Arc<Checkpoint>,
+    pub(crate) partition: Partition,
 }
 
 impl ShardFactory for TinyFactory {

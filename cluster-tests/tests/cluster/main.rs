@@ -17,5 +17,6 @@ mod harness;
 mod leaks;
 mod memory;
 mod openai_client;
+mod replicas;
 mod server;
 mod software_driver;

@@ -36,7 +36,7 @@ pub(super) async fn demo(args: DemoArgs) -> anyhow::Result<()> {
     };
     writeln!(out, "\n")?;
     writeln!(out, "{}", report::compute_line(running.engine.compute()))?;
-    for line in report::rank_lines(&running.engine.status().ensemble) {
+    for line in report::ensemble_lines(&running.engine.status().ensemble) {
         writeln!(out, "{line}")?;
     }
     writeln!(out, "{}", report::speed(asked.tokens, asked.first, asked.last))?;

@@ -2,18 +2,25 @@
 
 use std::{fmt::Write as _, io::ErrorKind, time::Duration};
 
-use consort_actors::{RankStatus, Status};
+use consort_actors::{RankStatus, ReplicaId, Status};
 
 use crate::engine::{Compute, Usage};
 
-/// One line for each rank; where there are several replicas, each under its own.
-pub(super) fn rank_lines(status: &Status) -> Vec<String> {
-    let several = status.replicas.len() > 1;
-    let of_replica = |replica: &consort_actors::ReplicaStatus| {
-        let name = if several { format!("{}, ", replica.replica) } else { String::new() };
-        replica.ranks.iter().map(|rank| format!("{name}{}", rank_line(rank))).collect::<Vec<_>>()
-    };
-    status.replicas.iter().flat_map(of_replica).collect()
+/// One line for each rank of these replicas; where there are several, each with its replica's number.
+pub(super) fn rank_lines<'a>(
+    replicas: impl ExactSizeIterator<Item = (ReplicaId, &'a [RankStatus])>,
+) -> Vec<String> {
+    let several = replicas.len() > 1;
+    let lines = replicas.flat_map(|(replica, ranks)| {
+        let name = if several { format!("{replica}, ") } else { String::new() };
+        ranks.iter().map(move |rank| format!("{name}{}", rank_line(rank)))
+    });
+    lines.collect()
+}
+
+/// The same of a running ensemble.
+pub(super) fn ensemble_lines(status: &Status) -> Vec<String> {
+    rank_lines(status.replicas.iter().map(|replica| (replica.replica, replica.ranks.as_slice())))
 }
 
 /// `rank 0: query heads 0..3, KV heads 0..1, weights 89.7 MB, 1024 KV blocks`.

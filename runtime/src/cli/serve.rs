@@ -79,7 +79,7 @@ impl Running {
     pub(super) fn announce(&self) -> io::Result<()> {
         let mut out = io::stdout().lock();
         writeln!(out, "{}", report::compute_line(self.engine.compute()))?;
-        for line in report::rank_lines(&self.engine.status().ensemble) {
+        for line in report::ensemble_lines(&self.engine.status().ensemble) {
             writeln!(out, "{line}")?;
         }
         writeln!(out, "{} is ready at http://{}", shown_whole(self.engine.model_name()), self.address)?;

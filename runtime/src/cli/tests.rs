@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::{CommandFactory, Parser};
-use consort_actors::{RankStatus, ShardState};
+use consort_actors::{RankStatus, ReplicaId, ShardState};
 use consort_kernels::device::Isa;
 use consort_parallel::ids::Rank;
 
@@ -131,6 +131,29 @@ fn a_rank_tells_its_heads_bytes_and_blocks() {
     };
     let expected = "rank 0: query heads 0..3, KV heads 0..1, weights 89.7 MB, 12 KV blocks (2.0 kB)";
     assert_eq!(report::rank_line(&rank), expected);
+}
+
+#[test]
+fn ranks_of_several_replicas_are_told_apart() {
+    let line = |replica: &str| {
+        format!("{replica}rank 0: query heads 0..3, KV heads 0..1, weights 5 B, 12 KV blocks (7 B)")
+    };
+    let rank = RankStatus {
+        rank: Rank(0),
+        query_heads: 0..3,
+        kv_heads: 0..1,
+        weight_bytes: 5,
+        kv_bytes: 7,
+        kv_blocks: 12,
+        state: ShardState::Ready,
+        restarts: 0,
+    };
+    let replica = |number| (ReplicaId(number), vec![rank.clone()]);
+    let lines = |replicas: Vec<(ReplicaId, Vec<RankStatus>)>| {
+        report::rank_lines(replicas.iter().map(|(replica, ranks)| (*replica, ranks.as_slice())))
+    };
+    assert_eq!(lines(vec![replica(0)]), [line("")]);
+    assert_eq!(lines(vec![replica(0), replica(1)]), [line("replica 0, "), line("replica 1, ")]);
 }
 
 #[test]

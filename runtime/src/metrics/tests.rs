@@ -20,6 +20,7 @@ fn replica(number: u16) -> ReplicaStatus {
         prompt_tokens: 40,
         prefix_cache_queries: 40,
         prefix_cache_hits: 32,
+        computed_tokens: 8,
         generated_tokens: 7,
         finished: Default::default(),
     }

@@ -418,6 +418,13 @@ async fn the_model_is_listed_and_the_state_told() {
     let health = server.get("/health").await.json();
     assert_eq!(health["status"], "ready");
     assert_eq!(health["ranks"].as_array().map(Vec::len), Some(2));
+    assert_eq!((&health["ranks"][1]["replica"], &health["ranks"][1]["rank"]), (&json!(0), &json!(1)));
+    assert_eq!(health["replicas"].as_array().map(Vec::len), Some(1));
+    let replica = &health["replicas"][0];
+    assert_eq!(
+        (&replica["status"], &replica["reason"], &replica["epoch"]),
+        (&json!("ready"), &json!(null), &json!(0))
+    );
     server.complete(json!({"prompt": "abc", "max_tokens": 2})).await;
     let metrics = server.get("/metrics").await;
     let text = String::from_utf8(metrics.body.to_vec()).expect("UTF-8");
