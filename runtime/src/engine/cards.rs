@@ -105,7 +105,7 @@ impl Cards {
             // Scratch memory grows with the pool, slowly: that of a pool which fills the card is enough for any.
             let options = LoadOptions { num_blocks: blocks_in(usable_bytes), ..*options };
             let model_bytes =
-                model::cuda::memory_bytes(config, partition, of, &options, card.multiprocessors)?;
+                model::cuda::memory(config, partition, of, &options, card.multiprocessors)?.total_bytes();
             let left = usable_bytes.saturating_sub(model_bytes);
             let blocks = blocks_in(left);
             let (ordinal, memory_bytes) = (card.ordinal, card.memory_bytes);
