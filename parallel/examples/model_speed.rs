@@ -112,7 +112,7 @@ fn one_rank(
 
 fn batch(sequences: usize, new: usize, context: usize) -> Batch {
     let blocks = (context + new).div_ceil(BLOCK_SIZE);
-    let mut batch = Batch::default();
+    let mut batch = Batch::new(1);
     for sequence in 0..sequences {
         let first = batch.tokens.len();
         batch.tokens.extend((0..new as u32).map(|token| 1000 + token * 7));
@@ -122,7 +122,7 @@ fn batch(sequences: usize, new: usize, context: usize) -> Batch {
             context_len: context + new,
             table: sequence * blocks..(sequence + 1) * blocks,
         });
-        batch.blocks.extend((0..blocks).map(|block| BlockId((sequence * blocks + block) as u32)));
+        batch.tables[0].extend((0..blocks).map(|block| BlockId((sequence * blocks + block) as u32)));
         batch.output_rows.push(first + new - 1);
     }
     batch

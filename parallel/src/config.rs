@@ -29,8 +29,8 @@ pub struct ModelConfig {
     pub rms_norm_eps: f32,
     /// Rotary position embedding.
     pub rope: RopeConfig,
-    /// Keys that a token sees in every layer, its own included; all before it where there is no window.
-    pub sliding_window: Option<NonZeroUsize>,
+    /// Of each layer the keys that a token sees, its own included; all before it where there is no window.
+    pub layer_windows: Vec<Option<NonZeroUsize>>,
     /// Whether the head is the embedding matrix.
     pub tie_word_embeddings: bool,
     /// Tokens that end a generation, ascending, without duplicates: config's united with generation_config's.
@@ -44,7 +44,7 @@ pub struct ModelConfig {
 pub enum Architecture {
     /// `LlamaForCausalLM`.
     Llama,
-    /// `MistralForCausalLM`: Llama's layers, all of which may attend over a sliding window.
+    /// `MistralForCausalLM`: Llama's layers, which attend over a sliding window unless the checkpoint says otherwise.
     Mistral,
 }
 

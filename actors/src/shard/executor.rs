@@ -84,7 +84,7 @@ impl ModelExecutor {
             joined: false,
             fence: StepFence { epoch: None, next: Step(0) },
             sequences: BTreeMap::new(),
-            batch: Batch::default(),
+            batch: Batch::new(1),
             wanted: Vec::new(),
             aborted: None,
         }
@@ -92,11 +92,11 @@ impl ModelExecutor {
 
     /// Lays the plan's spans end to end into `self.batch`, and notes what each output row is for.
     fn assemble(&mut self, plan: &StepPlan) -> Result<(), ShardError> {
-        let Batch { tokens, positions, spans, blocks, output_rows } = &mut self.batch;
+        let Batch { tokens, positions, spans, tables, output_rows } = &mut self.batch;
         tokens.clear();
         positions.clear();
         spans.clear();
-        blocks.clear();
+        tables.iter_mut().for_each(Vec::clear);
         output_rows.clear();
         self.wanted.clear();
         for span in &plan.run {
@@ -120,9 +120,10 @@ impl ModelExecutor {
             state.table.extend_from_slice(&span.new_blocks);
             check_span(span, state, rows.len(), &self.kv).map_err(refuse)?;
             self.batch.positions.extend((start..state.len).map(|position| position as u32));
-            let table_start = self.batch.blocks.len();
-            self.batch.blocks.extend_from_slice(&state.table);
-            let table = table_start..self.batch.blocks.len();
+            let [blocks] = &mut self.batch.tables[..] else { unreachable!("one group of layers") };
+            let table_start = blocks.len();
+            blocks.extend_from_slice(&state.table);
+            let table = table_start..blocks.len();
             want_rows(span, rows.clone(), state.len as u64, &mut self.batch, &mut self.wanted);
             self.batch.spans.push(BatchSpan { rows, context_len: state.len, table });
         }

@@ -84,7 +84,7 @@ impl HostModel for TableModel {
         self.histories.clear();
         let wanted = |row: usize| batch.output_rows.contains(&row);
         for span in &batch.spans {
-            let table = &batch.blocks[span.table.clone()];
+            let table = &batch.tables[0][span.table.clone()];
             assert_eq!(table.len(), span.context_len.div_ceil(BLOCK), "the table covers the context exactly");
             assert_eq!(batch.positions[span.rows.end - 1] as usize + 1, span.context_len);
             for row in span.rows.clone() {
@@ -134,7 +134,7 @@ fn executor(comm: Box<dyn Collective>) -> ModelExecutor {
 
 /// An executor whose model counts the meetings that it came to.
 fn counted(comm: Box<dyn Collective>, joins: &Arc<AtomicUsize>) -> ModelExecutor {
-    let layout = KvLayout { pages: PageShape::new(BLOCK, 1, 4).unwrap(), num_layers: 1, dtype: DType::F32 };
+    let layout = KvLayout { pages: PageShape::new(BLOCK, 1, 4).unwrap(), layers_per_page: 1, dtype: DType::F32 };
     let kv = KvStore::new(&Device::cpu(1).unwrap(), layout, BLOCKS).unwrap();
     let model = TableModel { joins: Arc::clone(joins), ..TableModel::default() };
     ModelExecutor::new(Box::new(DrawOnHost::new(model)), kv, comm)

@@ -134,7 +134,9 @@ unsafe fn run<V: Lanes, T: Kernels>(call: &Call<'_, T>, task: &Task, on_tiles: b
                     oldest(position).saturating_sub(first_key)..(position + 1 - first_key).min(CHUNK);
             }
             let keys = first_key..context.min(first_key + CHUNK);
-            chunk(call, task, &mut state, tiles.as_mut(), keys, active);
+            // The first of them sees farthest back.
+            let unseen_tiles = oldest(first_position + early_rows).saturating_sub(first_key) / 16;
+            chunk(call, task, &mut state, tiles.as_mut(), (keys, unseen_tiles), active);
         }
         for query in 0..count {
             let (row, head) = place(task, query);
@@ -154,18 +156,20 @@ fn place(task: &Task, query: usize) -> (usize, usize) {
     (task.rows.start + query / heads, task.query_heads.start + query % heads)
 }
 
-/// One chunk, the given `keys`, for the query vectors `active`.
+/// One chunk, the given keys, for the query vectors `active`, none of which sees the given number of tiles of 16 keys at
+/// its beginning: whatever page the table names for them is not touched.
 #[inline(always)]
 unsafe fn chunk<V: Lanes, T: Kernels>(
     call: &Call<'_, T>,
     task: &Task,
     state: &mut State<V>,
     mut tiles: Option<&mut OnTiles>,
-    keys: Range<usize>,
+    (keys, unseen_tiles): (Range<usize>, usize),
     active: Range<usize>,
 ) {
     let shape = call.shape.pages;
     let (first_key, keys) = (keys.start, keys.len());
+    let is_there = |tile: usize| (unseen_tiles..keys.div_ceil(16)).contains(&tile);
     // Start of this head's keys in the page that holds a token of this chunk, and the token's offset there.
     let page_of = |offset: usize| {
         let token = first_key + offset;
@@ -177,7 +181,7 @@ unsafe fn chunk<V: Lanes, T: Kernels>(
     // multiple of 16; the pages were checked by the operation.
     unsafe {
         let keys_of: [*const T; 2] = std::array::from_fn(|tile| {
-            if tile * 16 >= keys {
+            if !is_there(tile) {
                 return std::ptr::null();
             }
             let (head, offset) = page_of(tile * 16);
@@ -186,7 +190,7 @@ unsafe fn chunk<V: Lanes, T: Kernels>(
         match &mut tiles {
             Some(tiles) => tiles.scores(state, keys_of.map(<*const T>::cast), shape.head_dim()),
             None => {
-                for (tile, from) in keys_of.into_iter().enumerate().take(keys.div_ceil(16)) {
+                for (tile, from) in keys_of.into_iter().enumerate().filter(|(tile, _)| is_there(*tile)) {
                     for first in active.clone().step_by(TOGETHER) {
                         let queries = first..active.end.min(first + TOGETHER);
                         lanes::scores_of_tile::<V, T>(state, queries, from, shape.head_dim(), tile);
@@ -200,7 +204,7 @@ unsafe fn chunk<V: Lanes, T: Kernels>(
         }
         let values_of = |dims: usize| -> [*const T; 2] {
             std::array::from_fn(|tile| {
-                if tile * 16 >= keys {
+                if !is_there(tile) {
                     return std::ptr::null();
                 }
                 let (head, offset) = page_of(tile * 16);

@@ -14,6 +14,8 @@ mod plan;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use half::bf16;
 
 use super::AttentionShape;
@@ -71,11 +73,27 @@ pub fn decode(
     if plan.decodes == 0 || plan.row_tiles == 0 || chunks == 0 {
         return Ok(());
     }
+    for pass in &plan.passes {
+        decode_pass(launcher, inputs, pass, chunks, workspace.range(0..needed), &mut out)?;
+    }
+    Ok(())
+}
+
+/// Some of the decodes, of up to `chunks` chunks each. Others may have left partial sums in the workspace before.
+fn decode_pass(
+    launcher: &dyn Launcher,
+    inputs: &Inputs<'_>,
+    pass: &Range<usize>,
+    chunks: usize,
+    mut workspace: DeviceSliceMut<'_, f32>,
+    out: &mut DeviceSliceMut<'_, bf16>,
+) -> Result<(), KernelError> {
+    let plan = inputs.plan;
     let class = Class::of(plan.pages);
-    let (sequences, heads) = (plan.decodes as u32, plan.kv_of_query.len() as u32);
+    let (sequences, heads) = (pass.len() as u32, plan.kv_of_query.len() as u32);
     let rows = grid_limit("KV heads and their query heads", plan.pages.kv_heads() * plan.row_tiles)?;
-    let work = inputs.numbers.range(plan.first_partials_at..plan.tiles_at);
-    let args = arguments(inputs, work, plan.decode_chunk, Some(&mut workspace), &mut out);
+    let work = inputs.numbers.range(plan.first_partials_at + pass.start..plan.tiles_at);
+    let args = arguments(inputs, pass.start, work, plan.decode_chunk, Some(&mut workspace), out);
     let launch = Launch {
         kernel: class.decode_kernel(),
         grid: [chunks as u32, rows, sequences],
@@ -95,7 +113,7 @@ pub fn decode(
         shared_bytes: 0,
         args,
     };
-    // SAFETY: as above; the partial sums are in the workspace, which has room for all of the plan's.
+    // SAFETY: as above; the partial sums are in the workspace, which has room for all of the pass.
     unsafe { launcher.launch(&merge) }
 }
 
@@ -118,13 +136,16 @@ pub fn prefill(
         grid: [plan.prefill_tiles as u32, grid_limit("KV heads", plan.pages.kv_heads())?, 1],
         threads: THREADS,
         shared_bytes: class.prefill_layout(chunked).shared_bytes(),
-        args: arguments(inputs, work, plan.prefill_chunk.unwrap_or(CHUNK_UNIT), None, &mut out),
+        args: arguments(inputs, 0, work, plan.prefill_chunk.unwrap_or(CHUNK_UNIT), None, &mut out),
     };
     // SAFETY: as for decodes.
     unsafe { launcher.launch(&launch) }
 }
 
 const THREADS: u32 = 128;
+
+/// Numbers of a span in the plan.
+const SPAN_NUMBERS: usize = 4;
 
 fn check(inputs: &Inputs<'_>, out: usize) -> Result<(), KernelError> {
     let Inputs { shape, queries, pages, sinks, plan, numbers } = inputs;
@@ -167,9 +188,10 @@ fn grid_limit(what: &'static str, blocks: usize) -> Result<u32, KernelError> {
     Ok(blocks as u32)
 }
 
-/// `struct Call` of `attention.cuh`, field by field; none needs padding.
+/// `struct Call` of `attention.cuh`, field by field; none needs padding. Sequences are counted from `first_span` on.
 fn arguments(
     inputs: &Inputs<'_>,
+    first_span: usize,
     work: DeviceSlice<'_, u32>,
     chunk: usize,
     workspace: Option<&mut DeviceSliceMut<'_, f32>>,
@@ -181,7 +203,7 @@ fn arguments(
     let words = [
         queries.address(),
         pages.address(),
-        numbers.address(),
+        address(SPAN_NUMBERS * first_span),
         address(plan.tables_at),
         address(plan.groups_at),
         work.address(),

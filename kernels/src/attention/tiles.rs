@@ -66,7 +66,7 @@ impl OnTiles {
         self.queries[query].iter_mut().zip(values).for_each(|(to, from)| *to = bf16::round(*from));
     }
 
-    /// Unscaled scores of all query vectors with the keys at `keys`, two tiles of 16 of which the second may be null.
+    /// Unscaled scores of all query vectors with the keys at `keys`, two tiles of 16 of which either may be null.
     #[inline(always)]
     pub(super) unsafe fn scores<V: Lanes>(
         &self,
@@ -81,8 +81,10 @@ impl OnTiles {
             for block in 0..head_dim / BLOCK {
                 let queries = self.queries.as_ptr().cast::<u8>().add(block * LINE_BYTES);
                 amx::load::<4>(queries, HEAD_DIM_MAX * size_of::<bf16>());
-                amx::load::<6>(keys[0].add(block * TILE_BYTES), LINE_BYTES);
-                amx::multiply::<0, 4, 6>();
+                if !keys[0].is_null() {
+                    amx::load::<6>(keys[0].add(block * TILE_BYTES), LINE_BYTES);
+                    amx::multiply::<0, 4, 6>();
+                }
                 if !keys[1].is_null() {
                     amx::load::<7>(keys[1].add(block * TILE_BYTES), LINE_BYTES);
                     amx::multiply::<1, 4, 7>();
@@ -95,8 +97,8 @@ impl OnTiles {
     }
 
     /// Merges the weighted values of one chunk into the outputs of the query vectors `active`. `from(dims)` are the
-    /// values of 16 dimensions: two times 8 pairs of keys, the second null where there are none, and right behind the
-    /// first if `adjacent`. False: left to the lanes.
+    /// values of 16 dimensions: two times 8 pairs of keys, null where nobody sees one, and right behind each other if
+    /// `adjacent`. False: left to the lanes.
     #[inline(always)]
     pub(super) unsafe fn values<V: Lanes>(
         &mut self,

@@ -8,21 +8,24 @@ fn good() -> Batch {
             BatchSpan { rows: 0..2, context_len: 18, table: 0..2 },
             BatchSpan { rows: 2..3, context_len: 1, table: 2..3 },
         ],
-        blocks: vec![BlockId(3), BlockId(1), BlockId(2)],
+        tables: vec![[3, 1, 2].map(BlockId).to_vec(), [0, 3, 1].map(BlockId).to_vec()],
         output_rows: vec![1, 2],
     }
 }
 
+const LIMITS: BatchLimits =
+    BatchLimits { max_tokens: 3, vocab_size: 8, groups: 2, block_size: 16, num_blocks: 4 };
+
 #[test]
 fn a_sound_batch_passes() {
-    good().check(3, 8, 16, 4).unwrap();
-    Batch::default().check(3, 8, 16, 4).unwrap();
+    good().check(LIMITS).unwrap();
+    Batch::new(2).check(LIMITS).unwrap();
 }
 
 #[test]
 fn every_planted_fault_is_refused() {
     type Fault = fn(&mut Batch);
-    let faults: [(&str, Fault); 12] = [
+    let faults: [(&str, Fault); 16] = [
         ("too many tokens", |b| b.tokens.push(0)),
         ("a missing position", |b| b.positions.truncate(2)),
         ("a token outside the vocabulary", |b| b.tokens[1] = 8),
@@ -32,13 +35,17 @@ fn every_planted_fault_is_refused() {
         ("rows out of order", |b| b.spans.swap(0, 1)),
         ("a table too short", |b| b.spans[0].table = 0..1),
         ("a table outside the blocks", |b| b.spans[1].table = 2..4),
-        ("a block outside the pool", |b| b.blocks[1] = BlockId(4)),
+        ("a block outside the pool", |b| b.tables[0][1] = BlockId(4)),
+        ("a block of the other group outside the pool", |b| b.tables[1][2] = BlockId(4)),
+        ("tables of one group missing", |b| b.tables.truncate(1)),
+        ("tables of a group too many", |b| b.tables.push(b.tables[0].clone())),
+        ("tables of different lengths", |b| b.tables[1].truncate(2)),
         ("an output row twice", |b| b.output_rows = vec![1, 1]),
         ("an output row outside", |b| b.output_rows = vec![3]),
     ];
     for (name, fault) in faults {
         let mut batch = good();
         fault(&mut batch);
-        assert!(batch.check(3, 8, 16, 4).is_err(), "{name}");
+        assert!(batch.check(LIMITS).is_err(), "{name}");
     }
 }

@@ -1,6 +1,6 @@
 //! What must hold of every configuration, whatever file it came from.
 
-use std::path::Path;
+use std::{num::NonZeroUsize, path::Path};
 
 use crate::config::{ModelConfig, RopeConfig, RopeScaling};
 
@@ -11,6 +11,22 @@ const CONTEXT_TOKENS_MAX: usize = 1 << 27;
 
 /// Base of the rotary frequencies where a checkpoint of the Llama family does not give one.
 pub(super) const DEFAULT_ROPE_THETA: f32 = 10_000.0;
+
+/// Most layers that are believed.
+const LAYERS_MAX: usize = 4096;
+
+/// The same window for all layers.
+pub(super) fn alike(
+    path: &Path,
+    num_layers: usize,
+    window: Option<NonZeroUsize>,
+) -> Result<Vec<Option<NonZeroUsize>>, CheckpointError> {
+    if num_layers > LAYERS_MAX {
+        let problem = format!("{num_layers} layers exceed the limit of {LAYERS_MAX}");
+        return Err(CheckpointError::Inconsistent { path: path.to_owned(), problem });
+    }
+    Ok(vec![window; num_layers])
+}
 
 /// Width of a head where the checkpoint does not give it.
 pub(super) fn derived_head_dim(hidden_size: usize, num_heads: usize) -> Result<usize, String> {
@@ -51,6 +67,13 @@ fn check_sizes(config: &ModelConfig) -> Result<(), String> {
         return Err(format!(
             "{} attention heads cannot be divided among {} key/value heads",
             config.num_heads, config.num_kv_heads
+        ));
+    }
+    if config.layer_windows.len() != config.num_layers {
+        return Err(format!(
+            "windows are given for {} layers, and there are {}",
+            config.layer_windows.len(),
+            config.num_layers
         ));
     }
     if !config.head_dim.is_multiple_of(2) {

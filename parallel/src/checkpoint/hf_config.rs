@@ -36,10 +36,11 @@ pub(super) fn parse(
     let mut eos_token_ids = fields.tokens("eos_token_id")?;
     eos_token_ids.extend_from_slice(generation_eos);
     let max_position_embeddings = fields.required_size("max_position_embeddings")?;
+    let num_layers = fields.required_size("num_hidden_layers")?;
     let config = ModelConfig {
         architecture,
         hidden_size,
-        num_layers: fields.required_size("num_hidden_layers")?,
+        num_layers,
         num_heads,
         num_kv_heads: num_kv_heads(&fields, architecture, num_heads)?,
         head_dim,
@@ -48,7 +49,7 @@ pub(super) fn parse(
         max_position_embeddings,
         rms_norm_eps: fields.required_float("rms_norm_eps")?,
         rope: rope(path, &fields, max_position_embeddings)?,
-        sliding_window: sliding_window(path, &fields, architecture)?,
+        layer_windows: layer_windows(path, &fields, architecture, num_layers)?,
         tie_word_embeddings: fields.boolean("tie_word_embeddings")?.unwrap_or(!has_head),
         eos_token_ids: config_check::unique_tokens(eos_token_ids),
         bos_token_id: fields.token("bos_token_id")?,
@@ -162,41 +163,63 @@ fn num_kv_heads(
 const MISTRAL_WINDOW: usize = 4096;
 const MISTRAL_KV_HEADS: usize = 8;
 
-/// Mistral's window over all layers. Other models of the family may carry the key and do not heed it.
-fn sliding_window(
+const WINDOW: &str = "sliding_window";
+const LAYER_TYPES: &str = "layer_types";
+
+/// The window of each layer: as `layer_types` says, or Mistral's over all. Other models of the family may carry a window
+/// and do not heed it unless a layer is said to.
+fn layer_windows(
     path: &Path,
     fields: &Fields<'_>,
     architecture: Architecture,
-) -> Result<Option<NonZeroUsize>, CheckpointError> {
-    const KEY: &str = "sliding_window";
-    if architecture != Architecture::Mistral {
-        return Ok(None);
+    num_layers: usize,
+) -> Result<Vec<Option<NonZeroUsize>>, CheckpointError> {
+    let Some(kinds) = fields.get(LAYER_TYPES) else {
+        let window = match architecture {
+            Architecture::Llama => None,
+            Architecture::Mistral => sliding_window(fields, architecture)?,
+        };
+        return config_check::alike(path, num_layers, window);
+    };
+    let kinds =
+        kinds.as_array().ok_or_else(|| fields.bad(LAYER_TYPES, "must be a list, a kind for each layer"))?;
+    if kinds.len() != num_layers {
+        let problem = format!("has {} kinds for {num_layers} layers", kinds.len());
+        return Err(fields.bad(LAYER_TYPES, problem));
     }
-    let window = match fields.size(KEY)? {
-        Some(window) => window,
-        None if fields.is_null(KEY) => return Ok(None),
-        None if all_layers_are(fields, "full_attention") => return Ok(None),
-        // What `transformers` takes where the file is silent; it writes the key itself.
-        None => MISTRAL_WINDOW,
-    };
-    let Some(window) = NonZeroUsize::new(window) else {
-        return Err(fields.bad(KEY, "is 0; it must be positive, or null for full attention"));
-    };
-    // Relatives that alternate between kinds of layers say so here.
-    if fields.get("layer_types").is_some() && !all_layers_are(fields, "sliding_attention") {
-        return Err(CheckpointError::Unsupported {
+    let slides = kinds.iter().any(|kind| kind == "sliding_attention");
+    let window = if slides { sliding_window(fields, architecture)? } else { None };
+    if slides && window.is_none() {
+        return Err(fields.bad(WINDOW, "is missing or null, but `layer_types` has layers with a window"));
+    }
+    let of_kind = |kind: &Value| match kind.as_str() {
+        Some("full_attention") => Ok(None),
+        Some("sliding_attention") => Ok(window),
+        Some(other) => Err(CheckpointError::Unsupported {
             path: path.to_owned(),
-            needed: "`layer_types` that differ from layer to layer".to_owned(),
-            supported: "one window over all layers".to_owned(),
-        });
-    }
-    Ok(Some(window))
+            needed: format!("layers of `{other}`"),
+            supported: "`full_attention` and `sliding_attention`".to_owned(),
+        }),
+        None => Err(fields.bad(LAYER_TYPES, "must be a list of strings")),
+    };
+    kinds.iter().map(of_kind).collect()
 }
 
-/// Whether the file lists kinds of layers, and no other kind.
-fn all_layers_are(fields: &Fields<'_>, kind: &str) -> bool {
-    let kinds = fields.get("layer_types").and_then(Value::as_array);
-    kinds.is_some_and(|kinds| kinds.iter().all(|other| other.as_str() == Some(kind)))
+/// The window of the layers that have one.
+fn sliding_window(
+    fields: &Fields<'_>,
+    architecture: Architecture,
+) -> Result<Option<NonZeroUsize>, CheckpointError> {
+    let window = match (fields.size(WINDOW)?, architecture) {
+        (Some(window), _) => window,
+        // What `transformers` takes where the file is silent; it writes the key itself.
+        (None, Architecture::Mistral) if !fields.is_null(WINDOW) => MISTRAL_WINDOW,
+        (None, _) => return Ok(None),
+    };
+    match NonZeroUsize::new(window) {
+        Some(window) => Ok(Some(window)),
+        None => Err(fields.bad(WINDOW, "is 0; it must be positive, or null for full attention")),
+    }
 }
 
 /// Rotary embedding: `rope_parameters` (5), or `rope_theta` beside `rope_scaling` (4).

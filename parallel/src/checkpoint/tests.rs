@@ -373,7 +373,8 @@ fn impossible_configurations_are_refused_with_the_key_or_sizes() {
         ("num_key_value_heads", json!(3), "2 attention heads cannot be divided among 3 key/value heads"),
         ("head_dim", json!(3), "head width 3 is odd"),
         ("head_dim", json!(u64::MAX - 1), "overflow"),
-        ("num_hidden_layers", json!(u64::MAX), "no tensor `model.layers.1.input_layernorm.weight`"),
+        ("num_hidden_layers", json!(u64::MAX), "layers exceed the limit of 4096"),
+        ("num_hidden_layers", json!(2), "no tensor `model.layers.1.input_layernorm.weight`"),
         (
             "vocab_size",
             json!(6),

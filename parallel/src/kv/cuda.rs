@@ -1,4 +1,4 @@
-//! Pages in the memory of a CUDA device: one allocation of their own, layer after layer.
+//! Pages in the memory of a CUDA device: one allocation of their own, slot after slot.
 
 use std::sync::Arc;
 
@@ -32,7 +32,8 @@ impl DevicePages {
             let reason = format!("{} pages on a CUDA device; they are bfloat16", layout.dtype);
             return Err(KernelError::Unsupported { operation: "kv store", reason });
         }
-        let elements = layout.pages.page_elements().saturating_mul(layout.num_layers).saturating_mul(blocks);
+        let elements =
+            layout.pages.page_elements().saturating_mul(layout.layers_per_page).saturating_mul(blocks);
         let mut plan = ArenaPlan::new();
         let (pool, pairs) =
             (plan.reserve(elements, "the KV cache"), plan.reserve(2 * PAIRS_MAX, "pairs of blocks"));
@@ -54,7 +55,7 @@ impl DevicePages {
             let words: Vec<u32> = copies.iter().flat_map(|(from, to)| [from.0, to.0]).collect();
             self.device.upload(&words, self.pairs.slice_mut(0..words.len()))?;
             let pairs = self.pairs.slice(0..words.len());
-            kv_copy(&*self.device, layout.pages, layout.num_layers, pairs, self.pool.all_mut())?;
+            kv_copy(&*self.device, layout.pages, layout.layers_per_page, pairs, self.pool.all_mut())?;
         }
         Ok(())
     }

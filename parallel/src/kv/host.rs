@@ -7,7 +7,7 @@ use consort_kernels::{DType, KernelError, buffer::Buffer, device::Device, elemen
 use super::KvLayout;
 use crate::ids::BlockId;
 
-/// `[layers][blocks][page]`, of the layout's type.
+/// `[layers of a page][blocks][page]`, of the layout's type.
 pub(crate) enum HostPages {
     F32(Buffer<f32>),
     Bf16(Buffer<bf16>),
@@ -37,7 +37,7 @@ impl KvElement for bf16 {
     }
 }
 
-/// One layer's part of the pool.
+/// One slot's part of the pool.
 pub(crate) struct KvLayer<'a, T> {
     pub(crate) buffer: &'a mut Buffer<T>,
     pub(crate) range: Range<usize>,
@@ -48,7 +48,7 @@ impl HostPages {
         let elements = layout
             .pages
             .page_elements()
-            .checked_mul(layout.num_layers)
+            .checked_mul(layout.layers_per_page)
             .and_then(|elements| elements.checked_mul(blocks))
             .ok_or_else(|| KernelError::Unsupported {
                 operation: "kv store",
@@ -60,9 +60,9 @@ impl HostPages {
         })
     }
 
-    pub(super) fn layer_mut<T: KvElement>(
+    pub(super) fn slot_mut<T: KvElement>(
         &mut self,
-        layer: usize,
+        slot: usize,
         layout: &KvLayout,
         blocks: usize,
     ) -> Result<KvLayer<'_, T>, KernelError> {
@@ -71,15 +71,15 @@ impl HostPages {
             operation: "kv store",
             reason: format!("it holds {}, the model computes with {}", layout.dtype, T::DTYPE),
         })?;
-        Ok(KvLayer { buffer, range: layer * elements..(layer + 1) * elements })
+        Ok(KvLayer { buffer, range: slot * elements..(slot + 1) * elements })
     }
 
-    /// Copies pages of checked numbers, in every layer.
+    /// Copies pages of checked numbers, in every slot.
     pub(super) fn copy(&mut self, copies: &[(BlockId, BlockId)], layout: &KvLayout, blocks: usize) {
         let page = layout.pages.page_elements();
         for &(from, to) in copies {
-            for layer in 0..layout.num_layers {
-                let of = |block: BlockId| (layer * blocks + block.index()) * page;
+            for slot in 0..layout.layers_per_page {
+                let of = |block: BlockId| (slot * blocks + block.index()) * page;
                 let (from, to) = (of(from)..of(from) + page, of(to));
                 match self {
                     HostPages::F32(buffer) => buffer.as_mut_slice().copy_within(from, to),

@@ -1,10 +1,12 @@
 //! Storage of keys and values: one pool of equal-sized pages per rank, read through block tables.
 //!
-//! A [`BlockId`] names the same page in every layer and on every rank. Which block belongs to whom is the
-//! scheduler's knowledge; here is only memory. Callers see no address of it: pages may be a device's, and then only
-//! kernels touch them.
+//! A [`BlockId`] names a page: some tokens' keys and values in all layers of one of the model's [groups](KvGroups), the
+//! same page on every rank. Which page belongs to whom, and to which group, is the scheduler's knowledge; here is only
+//! memory, `[layers of a page][pages][page of one layer]`. Callers see no address of it: pages may be a device's, and
+//! then only kernels touch them.
 
 mod cuda;
+mod groups;
 mod host;
 #[cfg(test)]
 mod tests;
@@ -14,6 +16,7 @@ use consort_kernels::{
     kv_copy::cuda::check_copies,
 };
 
+pub use self::groups::{KV_GROUPS_MAX, KvGroups, KvPlace};
 pub(crate) use self::host::{KvElement, KvLayer};
 use self::{cuda::DevicePages, host::HostPages};
 use crate::ids::BlockId;
@@ -23,16 +26,16 @@ use crate::ids::BlockId;
 pub struct KvLayout {
     /// Pages of one layer.
     pub pages: PageShape,
-    /// Layers.
-    pub num_layers: usize,
+    /// Layers whose keys and values a page holds.
+    pub layers_per_page: usize,
     /// Storage type.
     pub dtype: DType,
 }
 
 impl KvLayout {
-    /// Bytes of one block over all layers of this rank.
+    /// Bytes of one block on this rank, over all layers of its page.
     pub fn block_bytes(&self) -> u64 {
-        (self.pages.page_elements() * self.num_layers * self.dtype.bytes()) as u64
+        (self.pages.page_elements() * self.layers_per_page * self.dtype.bytes()) as u64
     }
 }
 
@@ -78,7 +81,7 @@ impl KvStore {
         self.layout.block_bytes() * self.blocks as u64
     }
 
-    /// Copies all layers of blocks over others', each pair `(from, to)`. All pairs happen at once: a block that one
+    /// Copies whole blocks over others, each pair `(from, to)`. All pairs happen at once: a block that one
     /// of them writes may be in no other, and nothing is copied where one is refused.
     pub fn copy_blocks(&mut self, copies: &[(BlockId, BlockId)]) -> Result<(), KernelError> {
         let pairs: Vec<(u32, u32)> = copies.iter().map(|(from, to)| (from.0, to.0)).collect();
@@ -90,15 +93,15 @@ impl KvStore {
         Ok(())
     }
 
-    /// All pages of one layer in host memory. The pool must be there, and hold `T`.
-    pub(crate) fn layer_mut<T: KvElement>(&mut self, layer: usize) -> Result<KvLayer<'_, T>, KernelError> {
+    /// One slot of all pages in host memory: one layer of each group. The pool must be there, and hold `T`.
+    pub(crate) fn slot_mut<T: KvElement>(&mut self, slot: usize) -> Result<KvLayer<'_, T>, KernelError> {
         match &mut self.pages {
-            Pages::Host(pages) => pages.layer_mut(layer, &self.layout, self.blocks),
+            Pages::Host(pages) => pages.slot_mut(slot, &self.layout, self.blocks),
             Pages::Device(_) => Err(elsewhere("a CUDA device", "the host")),
         }
     }
 
-    /// All pages in device memory, layer after layer. The pool must be there.
+    /// All pages in device memory, slot after slot. The pool must be there.
     pub(crate) fn device_pages_mut(&mut self) -> Result<&mut DeviceBuffer<bf16>, KernelError> {
         match &mut self.pages {
             Pages::Device(pages) => Ok(pages.pool_mut()),

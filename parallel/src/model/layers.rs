@@ -1,13 +1,13 @@
 //! Parallel layers: each rank multiplies its part; sums over ranks happen where a layer ends.
 
-use std::ops::Range;
+use std::{num::NonZeroUsize, ops::Range};
 
 use consort_kernels::{
     attention::{AttentionShape, PagedCache, PagedSpan, attention},
     buffer::Buffer,
     device::Device,
     embedding::embedding,
-    kv_append::kv_append,
+    kv_append::{PageShape, kv_append},
     linear::{Weight, linear},
     rope::{Heads, Pairs, rope, rope_angles},
     swiglu::swiglu,
@@ -22,7 +22,7 @@ use crate::{
     batch::Batch,
     collective::Collective,
     config::ModelConfig,
-    kv::{KvElement, KvStore},
+    kv::{KvElement, KvPlace, KvStore},
     partition::Share,
 };
 
@@ -77,22 +77,37 @@ pub(super) struct StepGeometry {
     attention_factor: f32,
     cos: Buffer<f32>,
     sin: Buffer<f32>,
-    slots: Vec<u32>,
-    tables: Vec<u32>,
     spans: Vec<PagedSpan>,
+    /// One for each group of layers.
+    groups: Vec<GroupGeometry>,
+}
+
+/// Where a step's keys and values are in the pages of one group of layers.
+#[derive(Clone, Default)]
+struct GroupGeometry {
+    /// Where each row's go.
+    slots: Vec<u32>,
+    /// Block tables of all spans.
+    tables: Vec<u32>,
 }
 
 impl StepGeometry {
     pub(super) fn new(
         workspace: &mut Workspace,
         config: &ModelConfig,
+        groups: usize,
         tokens: usize,
     ) -> Result<Self, LoadError> {
         let (frequencies, attention_factor) = config.rope.frequencies(config.head_dim);
         let angles = tokens * frequencies.len();
         let (cos, sin) = (workspace.buffer("rope cosines", angles)?, workspace.buffer("rope sines", angles)?);
-        let (slots, tables, spans) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(StepGeometry { frequencies, attention_factor, cos, sin, slots, tables, spans })
+        let (spans, groups) = (Vec::new(), vec![GroupGeometry::default(); groups]);
+        Ok(StepGeometry { frequencies, attention_factor, cos, sin, spans, groups })
+    }
+
+    /// Groups of layers.
+    pub(super) fn groups(&self) -> usize {
+        self.groups.len()
     }
 
     /// Angles and cache slots of every row of `batch`.
@@ -105,19 +120,15 @@ impl StepGeometry {
         let angles = batch.tokens.len() * self.frequencies.len();
         let (cos, sin) = (self.cos.view_mut(0..angles), self.sin.view_mut(0..angles));
         rope_angles(device, &batch.positions, &self.frequencies, self.attention_factor, cos, sin)?;
-        self.tables.clear();
-        self.tables.extend(batch.blocks.iter().map(|block| block.0));
         self.spans.clear();
-        self.slots.clear();
-        for span in &batch.spans {
-            let table = &self.tables[span.table.clone()];
-            for row in span.rows.clone() {
-                let position = batch.positions[row] as usize;
-                self.slots
-                    .push(table[position / block_size] * block_size as u32 + (position % block_size) as u32);
+        self.spans.extend(batch.paged_spans());
+        for (group, blocks) in self.groups.iter_mut().zip(&batch.tables) {
+            group.tables.clear();
+            group.tables.extend(blocks.iter().map(|block| block.0));
+            group.slots.clear();
+            for slot in batch.slots(blocks, block_size) {
+                group.slots.push(slot?);
             }
-            let (rows, table) = (span.rows.clone(), span.table.clone());
-            self.spans.push(PagedSpan { rows, context_len: span.context_len, table });
         }
         Ok(())
     }
@@ -171,6 +182,15 @@ pub(super) struct ParallelAttention<T> {
     keys: Heads,
     values: Heads,
     shape: AttentionShape,
+    place: KvPlace,
+}
+
+/// How far back a layer looks, and in which pages.
+#[derive(Clone, Copy)]
+pub(super) struct Sight {
+    pub(super) window: Option<NonZeroUsize>,
+    pub(super) place: KvPlace,
+    pub(super) pages: PageShape,
 }
 
 impl<T: KvElement> ParallelAttention<T> {
@@ -180,8 +200,9 @@ impl<T: KvElement> ParallelAttention<T> {
         prefix: &str,
         share: &Share,
         config: &ModelConfig,
-        pages: consort_kernels::kv_append::PageShape,
+        sight: Sight,
     ) -> Result<Self, LoadError> {
+        let Sight { window, place, pages } = sight;
         let dim = config.head_dim;
         let columns = |heads: &Range<usize>| heads.start * dim..heads.end * dim;
         let name = |projection: &str| format!("{prefix}.{projection}.weight");
@@ -207,8 +228,9 @@ impl<T: KvElement> ParallelAttention<T> {
                 pages,
                 kv_of_query: share.kv_of_query.clone(),
                 scale: 1.0 / (dim as f32).sqrt(),
-                window: config.sliding_window,
+                window,
             },
+            place,
         })
     }
 
@@ -218,11 +240,11 @@ impl<T: KvElement> ParallelAttention<T> {
         device: &Device,
         act: &mut Activations<T>,
         geometry: &StepGeometry,
-        layer: usize,
         kv: &mut KvStore,
         comm: &mut dyn Collective,
     ) -> Result<(), ModelError> {
-        let rows = geometry.slots.len();
+        let GroupGeometry { slots, tables } = &geometry.groups[self.place.group];
+        let rows = slots.len();
         let (hidden, wide) = (rows * self.qkv.inputs(), rows * self.qkv.outputs());
         let attended = rows * self.output.inputs();
         linear(device, act.normed.view(0..hidden), &self.qkv, act.qkv.view_mut(0..wide))?;
@@ -231,15 +253,11 @@ impl<T: KvElement> ParallelAttention<T> {
             let (cos, sin) = (geometry.cos.view(0..angles), geometry.sin.view(0..angles));
             rope(device, act.qkv.view_mut(0..wide), heads, Pairs::HalfSplit, cos, sin)?;
         }
-        let pages = kv.layer_mut::<T>(layer)?;
+        let pages = kv.slot_mut::<T>(self.place.slot)?;
         let qkv = act.qkv.view(0..wide);
         let storage = pages.buffer.view_mut(pages.range.clone());
-        kv_append(device, qkv, self.keys, self.values, &geometry.slots, self.shape.pages, storage)?;
-        let cache = PagedCache {
-            pages: pages.buffer.view(pages.range),
-            tables: &geometry.tables,
-            spans: &geometry.spans,
-        };
+        kv_append(device, qkv, self.keys, self.values, slots, self.shape.pages, storage)?;
+        let cache = PagedCache { pages: pages.buffer.view(pages.range), tables, spans: &geometry.spans };
         attention(device, qkv, self.queries, &self.shape, cache, act.attended.view_mut(0..attended))?;
         let out = rows * self.output.outputs();
         linear(device, act.attended.view(0..attended), &self.output, act.delta.view_mut(0..out))?;

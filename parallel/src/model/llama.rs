@@ -6,7 +6,6 @@ use std::ops::Range;
 use consort_kernels::{
     buffer::{Buffer, View},
     device::Device,
-    kv_append::PageShape,
     linear::{self, Weight},
     rms_norm::rms_norm,
     workspace::Workspace,
@@ -15,17 +14,17 @@ use consort_kernels::{
 use super::{
     HostModel, ModelError, check_layout, check_logit_rows, kv_layout,
     layers::{
-        Activations, LogitGather, ParallelAttention, ParallelMlp, StepGeometry, VocabParallelEmbedding,
+        Activations, LogitGather, ParallelAttention, ParallelMlp, Sight, StepGeometry, VocabParallelEmbedding,
     },
     loader::{LoadError, LoadOptions, Loader, Part},
 };
 use crate::{
-    batch::Batch,
+    batch::{Batch, BatchLimits},
     checkpoint::Checkpoint,
     collective::Collective,
     config::ModelConfig,
     ids::Rank,
-    kv::{KvElement, KvLayout, KvStore},
+    kv::{KvElement, KvGroups, KvLayout, KvStore},
     partition::{Partition, Share},
 };
 
@@ -69,10 +68,18 @@ impl<T: KvElement> Llama<T> {
         let (config, share) = (checkpoint.config(), partition.share(rank));
         let loader = Loader::new(device, checkpoint, bytes_of_share::<T>(config, share), progress);
         let kv_layout = kv_layout(config, share, options.dtype, options.block_size)?;
-        let pages = kv_layout.pages;
+        let groups = KvGroups::of(config);
+        let sights = groups.places().iter().zip(&config.layer_windows).map(|(&place, &window)| Sight {
+            window,
+            place,
+            pages: kv_layout.pages,
+        });
         let embedding = VocabParallelEmbedding::load(&loader, "model.embed_tokens.weight", share, config)?;
-        let layers = (0..config.num_layers)
-            .map(|layer| Layer::load(&loader, &format!("model.layers.{layer}"), share, config, pages))
+        let layers = sights
+            .enumerate()
+            .map(|(layer, sight)| {
+                Layer::load(&loader, &format!("model.layers.{layer}"), share, config, sight)
+            })
             .collect::<Result<Vec<_>, _>>()?;
         let final_norm = loader.vector("model.norm.weight", config.hidden_size)?;
         let head = if config.tie_word_embeddings {
@@ -84,7 +91,7 @@ impl<T: KvElement> Llama<T> {
         };
         let tokens = options.max_batch_tokens;
         let mut workspace = Workspace::new(device);
-        let geometry = StepGeometry::new(&mut workspace, config, tokens)?;
+        let geometry = StepGeometry::new(&mut workspace, config, groups.count(), tokens)?;
         let activations = Activations::new(&mut workspace, config, share, tokens)?;
         let kept = workspace.buffer("kept hidden states", tokens * config.hidden_size)?;
         let widest =
@@ -136,12 +143,12 @@ impl<T: KvElement> Layer<T> {
         prefix: &str,
         share: &Share,
         config: &ModelConfig,
-        pages: PageShape,
+        sight: Sight,
     ) -> Result<Self, LoadError> {
         let norm = |name: &str| loader.vector(&format!("{prefix}.{name}.weight"), config.hidden_size);
         Ok(Layer {
             attention_norm: norm("input_layernorm")?,
-            attention: ParallelAttention::load(loader, &format!("{prefix}.self_attn"), share, config, pages)?,
+            attention: ParallelAttention::load(loader, &format!("{prefix}.self_attn"), share, config, sight)?,
             mlp_norm: norm("post_attention_layernorm")?,
             mlp: ParallelMlp::load(loader, &format!("{prefix}.mlp"), share, config)?,
         })
@@ -157,7 +164,13 @@ impl<T: KvElement> HostModel for Llama<T> {
     ) -> Result<(), ModelError> {
         check_layout(kv, &self.kv_layout)?;
         let block_size = self.kv_layout.pages.block_size();
-        batch.check(self.max_batch_tokens, self.config.vocab_size, block_size, kv.num_blocks())?;
+        batch.check(BatchLimits {
+            max_tokens: self.max_batch_tokens,
+            vocab_size: self.config.vocab_size,
+            groups: self.geometry.groups(),
+            block_size,
+            num_blocks: kv.num_blocks(),
+        })?;
         let (device, rows) = (self.device.clone(), batch.tokens.len());
         let (len, eps) = (rows * self.config.hidden_size, self.config.rms_norm_eps);
         self.kept_rows = 0;
@@ -175,7 +188,7 @@ impl<T: KvElement> HostModel for Llama<T> {
                 eps,
                 act.normed.view_mut(0..len),
             )?;
-            layer.attention.forward(&device, act, &self.geometry, at, kv, comm)?;
+            layer.attention.forward(&device, act, &self.geometry, kv, comm)?;
             let (delta, weight) = (Some(act.delta.view(0..len)), View::from(&layer.mlp_norm[..]));
             rms_norm(
                 &device,

@@ -24,7 +24,7 @@ use crate::{
     collective::{Collective, CollectiveError},
     config::{Architecture, ModelConfig},
     ids::Rank,
-    kv::{KvLayout, KvStore},
+    kv::{KvGroups, KvLayout, KvStore},
     partition::{Partition, Share},
 };
 
@@ -54,6 +54,10 @@ pub trait Model: Send {
 
     /// Runs all layers over `batch`, appends keys and values to `kv`, and keeps the hidden states of
     /// `batch.output_rows` for [`Model::outcomes`] and [`Model::logits`].
+    ///
+    /// Each layer appends the keys and values of all rows before any row attends in it, so sequences may share pages
+    /// that one of them fills in the same step. Steps read and write pages in the order in which they were given. Pages
+    /// that a step's rows do not see in any layer of their group are not read: see [`Batch::tables`].
     fn forward(
         &mut self,
         batch: &Batch,
@@ -114,7 +118,7 @@ pub fn load(
     }
 }
 
-/// Shape of a rank's pages of keys and values.
+/// Shape of a rank's pages of keys and values. How many of them hold a sequence is [`KvGroups`]' to tell.
 pub fn kv_layout(
     config: &ModelConfig,
     share: &Share,
@@ -122,7 +126,7 @@ pub fn kv_layout(
     block_size: usize,
 ) -> Result<KvLayout, KernelError> {
     let pages = PageShape::new(block_size, share.kv_heads.len(), config.head_dim)?;
-    Ok(KvLayout { pages, num_layers: config.num_layers, dtype })
+    Ok(KvLayout { pages, layers_per_page: KvGroups::of(config).layers_per_page(), dtype })
 }
 
 /// Refuses pages that are not laid out as the model reads them.

@@ -18,7 +18,7 @@ fn model(num_heads: usize, num_kv_heads: usize, intermediate_size: usize, vocab_
         max_position_embeddings: 128,
         rms_norm_eps: 1e-5,
         rope: RopeConfig { theta: 1e4, scaling: RopeScaling::None },
-        sliding_window: None,
+        layer_windows: vec![None],
         tie_word_embeddings: true,
         eos_token_ids: vec![],
         bos_token_id: None,

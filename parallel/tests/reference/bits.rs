@@ -17,14 +17,14 @@ use consort_parallel::{
 };
 
 use crate::{
-    harness::{Random, Setup, fixtures, teacher_forced},
+    harness::{Random, Setup, fixtures, kept_logits, teacher_forced},
     smollm2,
 };
 
 /// Others in the batch, of 1 to 12 tokens.
 const COMPANY: usize = 32;
 
-fn assert_same_bits(got: &[f32], expected: &[f32], context: &str) {
+pub(crate) fn assert_same_bits(got: &[f32], expected: &[f32], context: &str) {
     assert_eq!(got.len(), expected.len(), "{context}");
     let differs = got.iter().zip(expected).position(|(a, b)| a.to_bits() != b.to_bits());
     assert_eq!(differs, None, "{context}: the first logit that differs");
@@ -111,7 +111,7 @@ const BLOCK_SIZE: usize = 16;
 impl Schedule<'_> {
     /// A step over some of the sequences that have tokens left, and whose tokens its rows are.
     fn step(&mut self, budget: usize) -> (Batch, Vec<(usize, Range<usize>)>) {
-        let (mut batch, mut rows) = (Batch::default(), Vec::new());
+        let (mut batch, mut rows) = (Batch::new(1), Vec::new());
         let first = self.random.below(self.sequences.len());
         for at in 0..self.sequences.len() {
             let at = (first + at) % self.sequences.len();
@@ -130,11 +130,11 @@ impl Schedule<'_> {
                 let block = self.random.below(self.free.len());
                 self.tables[at].push(self.free.swap_remove(block));
             }
-            let (row, block) = (batch.tokens.len(), batch.blocks.len());
+            let (row, block) = (batch.tokens.len(), batch.tables[0].len());
             batch.tokens.extend(&self.sequences[at][new.clone()]);
             batch.positions.extend(new.start as u32..new.end as u32);
-            batch.blocks.extend(&self.tables[at]);
-            let (span, table) = (row..batch.tokens.len(), block..batch.blocks.len());
+            batch.tables[0].extend(&self.tables[at]);
+            let (span, table) = (row..batch.tokens.len(), block..batch.tables[0].len());
             batch.spans.push(BatchSpan { rows: span, context_len: new.end, table });
             self.computed[at] = new.end;
             rows.push((at, new));
@@ -196,11 +196,7 @@ fn scattered(
             continue;
         }
         model.forward(&batch, &mut kv, &mut comm).unwrap();
-        let mut got = Vec::new();
-        for start in (0..batch.tokens.len()).step_by(model.logit_rows_max()) {
-            let rows = start..batch.tokens.len().min(start + model.logit_rows_max());
-            got.extend_from_slice(model.logits(rows, &mut comm).unwrap());
-        }
+        let got = kept_logits(&mut *model, &mut comm, batch.tokens.len());
         let mut got = got.chunks(vocabulary);
         for (at, positions) in spans {
             for position in positions {

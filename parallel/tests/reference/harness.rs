@@ -1,6 +1,10 @@
 //! Runs a checkpoint over a group of threads and compares logits with a fixture.
 
-use std::{path::PathBuf, sync::Arc, thread};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+};
 
 use consort_kernels::{
     DType,
@@ -12,10 +16,12 @@ use consort_parallel::{
     checkpoint::Checkpoint,
     collective::{Collective, LocalGroup},
     ids::{BlockId, Rank},
-    kv::KvStore,
+    kv::{KvGroups, KvStore},
     model::{LoadOptions, Model, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
+use safetensors::{Dtype as SafeDtype, tensor::TensorView};
+use serde_json::Value;
 
 pub(crate) const BLOCK_SIZE: usize = 16;
 
@@ -80,6 +86,19 @@ impl Setup {
 }
 
 impl Setup {
+    pub(crate) fn options(self) -> LoadOptions {
+        LoadOptions {
+            dtype: self.dtype,
+            max_batch_tokens: self.chunk,
+            block_size: BLOCK_SIZE,
+            max_num_seqs: self.chunk,
+            max_model_len: 4096,
+            num_blocks: 4096,
+            step_limit: STEP_LIMIT,
+            deterministic: self.place != Place::Cuda { deterministic: false },
+        }
+    }
+
     pub(crate) fn device(self, rank: Rank) -> Device {
         match self.place {
             Place::Cpu => Device::cpu_with(self.threads, self.isa).unwrap(),
@@ -108,19 +127,12 @@ pub(crate) fn teacher_forced_weighted(
     weights: Option<&[f32]>,
     sequences: &[Vec<u32>],
 ) -> Vec<Vec<f32>> {
-    let Setup { width, dtype, chunk, together, place, .. } = setup;
+    let Setup { width, dtype, chunk, together, .. } = setup;
     let partition = &Partition::new(checkpoint.config(), width, weights).unwrap();
-    let blocks: usize = sequences.iter().map(|tokens| tokens.len().div_ceil(BLOCK_SIZE)).sum();
-    let options = &LoadOptions {
-        dtype,
-        max_batch_tokens: chunk,
-        block_size: BLOCK_SIZE,
-        max_num_seqs: chunk,
-        max_model_len: 4096,
-        num_blocks: 4096,
-        step_limit: STEP_LIMIT,
-        deterministic: place != Place::Cuda { deterministic: false },
-    };
+    let groups = KvGroups::of(checkpoint.config()).count();
+    let blocks_of = |tokens: &Vec<u32>| groups * tokens.len().div_ceil(BLOCK_SIZE);
+    let blocks: usize = sequences.iter().map(blocks_of).sum();
+    let options = &setup.options();
     let mut results: Vec<Vec<Vec<f32>>> = thread::scope(|scope| {
         let ranks: Vec<_> = LocalGroup::new(width)
             .into_iter()
@@ -133,8 +145,9 @@ pub(crate) fn teacher_forced_weighted(
                     let share = partition.share(rank);
                     let layout = kv_layout(checkpoint.config(), share, dtype, BLOCK_SIZE).unwrap();
                     let mut kv = KvStore::new(&device, layout, blocks).unwrap();
-                    let mut run =
-                        |part: &[Vec<u32>]| some_sequences(&mut *model, &mut kv, &mut comm, chunk, part);
+                    let mut run = |part: &[Vec<u32>]| {
+                        some_sequences(&mut *model, &mut kv, &mut comm, (groups, chunk), part)
+                    };
                     let logits =
                         if together { run(sequences) } else { sequences.chunks(1).flat_map(run).collect() };
                     // A rank that leaves ends the group, in which others may still wait for its device.
@@ -155,20 +168,22 @@ fn some_sequences(
     model: &mut dyn Model,
     kv: &mut KvStore,
     comm: &mut dyn Collective,
-    chunk: usize,
+    (groups, chunk): (usize, usize),
     sequences: &[Vec<u32>],
 ) -> Vec<Vec<f32>> {
     let mut logits = vec![Vec::new(); sequences.len()];
     let mut fed = vec![0; sequences.len()];
     let share = chunk / sequences.len();
     while fed.iter().zip(sequences).any(|(fed, tokens)| *fed < tokens.len()) {
-        let mut batch = Batch::default();
+        let mut batch = Batch::new(groups);
         let mut owners = Vec::new();
         // Blocks in descending order, so that a table is never the identity.
         let mut free = (0..kv.num_blocks() as u32).rev().map(BlockId);
         for (at, tokens) in sequences.iter().enumerate() {
-            let table = batch.blocks.len();
-            batch.blocks.extend(free.by_ref().take(tokens.len().div_ceil(BLOCK_SIZE)));
+            let table = batch.tables[0].len();
+            for tables in &mut batch.tables {
+                tables.extend(free.by_ref().take(tokens.len().div_ceil(BLOCK_SIZE)));
+            }
             let new = fed[at]..tokens.len().min(fed[at] + share);
             if new.is_empty() {
                 continue;
@@ -177,23 +192,78 @@ fn some_sequences(
             batch.tokens.extend(&tokens[new.clone()]);
             batch.positions.extend(new.start as u32..new.end as u32);
             owners.extend(std::iter::repeat_n(at, new.len()));
-            let (rows, table) = (first..batch.tokens.len(), table..batch.blocks.len());
+            let (rows, table) = (first..batch.tokens.len(), table..batch.tables[0].len());
             batch.spans.push(BatchSpan { rows, context_len: new.end, table });
             fed[at] = new.end;
         }
-        let rows = batch.tokens.len();
-        batch.output_rows = (0..rows).collect();
+        batch.output_rows = (0..batch.tokens.len()).collect();
         model.forward(&batch, kv, comm).unwrap();
-        for start in (0..rows).step_by(model.logit_rows_max()) {
-            let end = rows.min(start + model.logit_rows_max());
-            let vocabulary = model.vocab_size();
-            for (row, values) in model.logits(start..end, comm).unwrap().chunks_exact(vocabulary).enumerate()
-            {
-                logits[owners[start + row]].extend_from_slice(values);
-            }
+        let rows = kept_logits(model, comm, batch.tokens.len());
+        for (owner, row) in owners.into_iter().zip(rows.chunks_exact(model.vocab_size())) {
+            logits[owner].extend_from_slice(row);
         }
     }
     logits
+}
+
+/// The logits of all rows that the last step kept.
+pub(crate) fn kept_logits(model: &mut dyn Model, comm: &mut dyn Collective, kept: usize) -> Vec<f32> {
+    let mut logits = Vec::with_capacity(kept * model.vocab_size());
+    for start in (0..kept).step_by(model.logit_rows_max()) {
+        let rows = start..kept.min(start + model.logit_rows_max());
+        logits.extend_from_slice(model.logits(rows, comm).unwrap());
+    }
+    logits
+}
+
+/// A model of the given configuration whose weights are what `next` yields, in the order of their names.
+pub(crate) fn made_up(folder: &Path, config: &Value, mut next: impl FnMut() -> f32) -> Arc<Checkpoint> {
+    let size = |key: &str| config[key].as_u64().unwrap() as usize;
+    let (hidden, columns, vocabulary) = (size("hidden_size"), size("intermediate_size"), size("vocab_size"));
+    let wide = |heads: &str| size(heads) * size("head_dim");
+    let (queries, keys) = (wide("num_attention_heads"), wide("num_key_value_heads"));
+    let mut shapes = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![vocabulary, hidden]),
+        ("lm_head.weight".to_owned(), vec![vocabulary, hidden]),
+        ("model.norm.weight".to_owned(), vec![hidden]),
+    ];
+    for layer in 0..size("num_hidden_layers") {
+        for (name, shape) in [
+            ("input_layernorm", vec![hidden]),
+            ("post_attention_layernorm", vec![hidden]),
+            ("self_attn.q_proj", vec![queries, hidden]),
+            ("self_attn.k_proj", vec![keys, hidden]),
+            ("self_attn.v_proj", vec![keys, hidden]),
+            ("self_attn.o_proj", vec![hidden, queries]),
+            ("mlp.gate_proj", vec![columns, hidden]),
+            ("mlp.up_proj", vec![columns, hidden]),
+            ("mlp.down_proj", vec![hidden, columns]),
+        ] {
+            shapes.push((format!("model.layers.{layer}.{name}.weight"), shape));
+        }
+    }
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes
+        .into_iter()
+        .map(|(name, shape)| {
+            let bytes = (0..shape.iter().product()).flat_map(|_| next().to_le_bytes()).collect();
+            (name, shape, bytes)
+        })
+        .collect();
+    let views = tensors
+        .iter()
+        .map(|(name, shape, bytes)| (name, TensorView::new(SafeDtype::F32, shape.clone(), bytes).unwrap()));
+    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    Checkpoint::open(folder).unwrap()
+}
+
+/// Multiples of an irrational number, modulo 1: spread evenly over -0.5..0.5, the same on every run.
+pub(crate) fn evenly_spread() -> impl FnMut() -> f32 {
+    let mut at = 0u32;
+    move || {
+        at += 1;
+        (f64::from(at) * 0.618_033_988_75).fract() as f32 - 0.5
+    }
 }
 
 /// Largest and root-mean-square difference.

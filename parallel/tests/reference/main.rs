@@ -4,6 +4,7 @@
 
 mod bits;
 mod cuda;
+mod groups;
 mod harness;
 
 mod smollm2;

@@ -130,7 +130,7 @@ fn step(tokens: usize, kept: usize, vocabulary: usize) -> Batch {
             context_len: tokens,
             table: 0..tokens.div_ceil(BLOCK_SIZE),
         }],
-        blocks: (0..tokens.div_ceil(BLOCK_SIZE) as u32).map(BlockId).collect(),
+        tables: vec![(0..tokens.div_ceil(BLOCK_SIZE) as u32).map(BlockId).collect()],
         output_rows: (tokens - kept..tokens).collect(),
     }
 }

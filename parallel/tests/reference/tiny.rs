@@ -8,10 +8,11 @@ use consort_parallel::{
     config::{Architecture, RopeScaling},
     partition::Partition,
 };
-use safetensors::{Dtype as SafeDtype, tensor::TensorView};
 use serde_json::{Value, json};
 
-use crate::harness::{Differences, Setup, fixtures, floats, teacher_forced, teacher_forced_weighted};
+use crate::harness::{
+    Differences, Setup, evenly_spread, fixtures, floats, made_up, teacher_forced, teacher_forced_weighted,
+};
 
 /// Logits of the two prompts of a fixture, and the largest one.
 pub(crate) fn reference(name: &str) -> (Vec<Vec<u32>>, Vec<Vec<f32>>) {
@@ -69,7 +70,7 @@ fn odd_heads_and_a_prime_vocabulary_equal_transformers_at_widths_1_to_9() {
 fn mistral_with_a_window_of_7_equals_transformers_at_widths_1_to_9() {
     let config = Checkpoint::open(&fixtures().join("tiny_mistral")).unwrap().config().clone();
     assert_eq!(config.architecture, Architecture::Mistral);
-    assert_eq!(config.sliding_window.map(NonZeroUsize::get), Some(7));
+    assert_eq!(config.layer_windows, vec![NonZeroUsize::new(7); config.num_layers]);
     assert_ne!(config.num_heads * config.head_dim, config.hidden_size);
     compare("tiny_mistral", 1..=9);
 }
@@ -149,45 +150,7 @@ fn narrow(folder: &Path) -> Arc<Checkpoint> {
         "vocab_size": VOCABULARY, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
         "tie_word_embeddings": false, "eos_token_id": 0,
     });
-    let mut shapes = vec![
-        ("model.embed_tokens.weight".to_owned(), vec![VOCABULARY, 24]),
-        ("lm_head.weight".to_owned(), vec![VOCABULARY, 24]),
-        ("model.norm.weight".to_owned(), vec![24]),
-    ];
-    for layer in 0..2 {
-        for (name, shape) in [
-            ("input_layernorm", vec![24]),
-            ("post_attention_layernorm", vec![24]),
-            ("self_attn.q_proj", vec![72, 24]),
-            ("self_attn.k_proj", vec![24, 24]),
-            ("self_attn.v_proj", vec![24, 24]),
-            ("self_attn.o_proj", vec![24, 72]),
-            ("mlp.gate_proj", vec![COLUMNS, 24]),
-            ("mlp.up_proj", vec![COLUMNS, 24]),
-            ("mlp.down_proj", vec![24, COLUMNS]),
-        ] {
-            shapes.push((format!("model.layers.{layer}.{name}.weight"), shape));
-        }
-    }
-    // Multiples of an irrational number, modulo 1: spread evenly over -0.5..0.5, the same on every run.
-    let mut at = 0u32;
-    let mut next = || {
-        at += 1;
-        (f64::from(at) * 0.618_033_988_75).fract() as f32 - 0.5
-    };
-    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes
-        .into_iter()
-        .map(|(name, shape)| {
-            let bytes = (0..shape.iter().product()).flat_map(|_| next().to_le_bytes()).collect();
-            (name, shape, bytes)
-        })
-        .collect();
-    let views = tensors
-        .iter()
-        .map(|(name, shape, bytes)| (name, TensorView::new(SafeDtype::F32, shape.clone(), bytes).unwrap()));
-    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
-    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    Checkpoint::open(folder).unwrap()
+    made_up(folder, &config, evenly_spread())
 }
 
 #[test]

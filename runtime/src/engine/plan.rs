@@ -6,6 +6,7 @@ use consort_kernels::{DType, KernelError, device::Isa};
 use consort_parallel::{
     checkpoint::{Checkpoint, Encoding},
     config::ModelConfig,
+    kv::KvGroups,
     model::{self, LoadOptions, STEP_LIMIT},
     partition::{Partition, PartitionError},
 };
@@ -125,6 +126,7 @@ impl Draft {
             card_blocks: on_cards.map(|memory| memory.blocks),
             block_bytes: *block_bytes.as_ref().unwrap_or(&0),
             block_size,
+            groups: KvGroups::of(config).count(),
             max_model_len,
             max_num_seqs: topology.max_num_seqs(),
         };

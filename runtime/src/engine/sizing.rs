@@ -35,6 +35,8 @@ pub(super) struct KvDemand {
     pub(super) block_bytes: u64,
     /// Tokens per block.
     pub(super) block_size: usize,
+    /// Blocks that so many tokens of a sequence take: one in each group of layers.
+    pub(super) groups: usize,
     /// Longest sequence.
     pub(super) max_model_len: usize,
     /// Most sequences at a time.
@@ -44,7 +46,8 @@ pub(super) struct KvDemand {
 impl KvDemand {
     /// Blocks of the pool: never too few for one sequence of full length, for then nothing could be promised.
     pub(super) fn num_blocks(&self) -> Result<usize, CacheTooSmall> {
-        let needed_blocks = self.max_model_len.div_ceil(self.block_size);
+        let groups = self.groups.max(1);
+        let needed_blocks = self.max_model_len.div_ceil(self.block_size).saturating_mul(groups);
         let block_bytes = self.block_bytes.max(1);
         // Ids of blocks have 32 bits.
         let fit =
@@ -62,7 +65,7 @@ impl KvDemand {
                 given_blocks,
                 needed_blocks,
                 needed_bytes: (needed_blocks as u64).saturating_mul(block_bytes),
-                fitting_len: given_blocks.saturating_mul(self.block_size),
+                fitting_len: (given_blocks / groups).saturating_mul(self.block_size),
             });
         }
         match self.given_bytes {

@@ -2,7 +2,7 @@
 
 mod frame;
 
-use std::num::NonZeroUsize;
+use std::{num::NonZeroUsize, ops::Range};
 
 pub use frame::Frame;
 
@@ -61,6 +61,8 @@ pub struct Plan {
     /// Numbers that the device has room for: of a framed plan more than there are.
     numbers_room: usize,
     pub(super) decodes: usize,
+    /// Decodes whose partial sums are in the workspace at the same time.
+    pub(super) passes: Vec<Range<usize>>,
     pub(super) prefill_tiles: usize,
     pub(super) first_partials_at: usize,
     pub(super) tiles_at: usize,
@@ -73,6 +75,7 @@ pub struct Plan {
     pub(super) decode_chunks: usize,
     /// Keys of a chunk of a prefill, where one has several.
     pub(super) prefill_chunk: Option<usize>,
+    /// Of the largest pass.
     pub(super) partials: usize,
 }
 
@@ -80,6 +83,20 @@ impl Plan {
     /// Plans attention of `rows` rows over the first `page_count` pages. `shape` may be of any layer: its window and
     /// scale are not read.
     pub fn new(
+        shape: &AttentionShape,
+        chunks: Chunks,
+        spans: &[PagedSpan],
+        rows: usize,
+        tables: &[u32],
+        page_count: usize,
+    ) -> Result<Plan, KernelError> {
+        Plan::within(usize::MAX, shape, chunks, spans, rows, tables, page_count)
+    }
+
+    /// The same in a workspace of so many floats: decodes whose partial sums do not all fit take turns, which does not
+    /// show in their bits. What one of them needs must be there.
+    pub fn within(
+        workspace_floats: usize,
         shape: &AttentionShape,
         chunks: Chunks,
         spans: &[PagedSpan],
@@ -107,6 +124,7 @@ impl Plan {
             _ => None,
         };
 
+        let partials_max = workspace_floats / floats_of_partial(shape).max(1);
         let mut plan = Plan {
             pages,
             page_count,
@@ -115,6 +133,7 @@ impl Plan {
             numbers: Vec::new(),
             numbers_room: 0,
             decodes: decodes.len(),
+            passes: Vec::new(),
             prefill_tiles: 0,
             first_partials_at: 0,
             tiles_at: 0,
@@ -127,7 +146,7 @@ impl Plan {
             partials: 0,
         };
         plan.push_spans(decodes.iter().chain(&prefills).copied())?;
-        plan.push_first_partials(&decodes)?;
+        plan.push_first_partials(&decodes, partials_max)?;
         plan.push_tiles(&prefills, largest_group)?;
         plan.groups_at = plan.numbers.len();
         plan.push(groups)?;
@@ -150,7 +169,7 @@ impl Plan {
 
     /// Floats of workspace that its launches need.
     pub fn workspace_floats(&self) -> usize {
-        self.partials * self.kv_of_query.len() * (self.pages.padded_dim() + 2)
+        self.partials * floats_of_partial_of(self.kv_of_query.len(), self.pages)
     }
 
     fn push(&mut self, numbers: impl IntoIterator<Item = usize>) -> Result<(), KernelError> {
@@ -176,12 +195,33 @@ impl Plan {
         Ok(())
     }
 
-    fn push_first_partials(&mut self, decodes: &[&PagedSpan]) -> Result<(), KernelError> {
+    fn push_first_partials(
+        &mut self,
+        decodes: &[&PagedSpan],
+        partials_max: usize,
+    ) -> Result<(), KernelError> {
         self.first_partials_at = self.numbers.len();
-        for span in decodes {
-            let chunks = span.context_len.div_ceil(self.decode_chunk);
-            self.push([self.partials])?;
-            self.partials += if chunks > 1 { chunks } else { 0 };
+        let (mut first, mut partials) = (0, 0);
+        for (at, span) in decodes.iter().enumerate() {
+            let needed = partials_of(span.context_len, self.decode_chunk);
+            if needed > partials_max {
+                return Err(KernelError::OutOfRange {
+                    operation: "attention",
+                    what: "partial sums of a sequence",
+                    got: needed,
+                    limit: partials_max.saturating_add(1),
+                });
+            }
+            if needed > partials_max - partials {
+                self.passes.push(first..at);
+                (first, partials) = (at, 0);
+            }
+            self.push([partials])?;
+            partials += needed;
+            self.partials = self.partials.max(partials);
+        }
+        if first < decodes.len() {
+            self.passes.push(first..decodes.len());
         }
         self.push(std::iter::repeat_n(0, self.numbers.len() % 2))
     }
@@ -212,6 +252,20 @@ impl Plan {
     }
 }
 
+/// Partial sums that a decode leaves in the workspace: none where one chunk holds its context.
+fn partials_of(context: usize, chunk: usize) -> usize {
+    Some(context.div_ceil(chunk)).filter(|chunks| *chunks > 1).unwrap_or(0)
+}
+
+/// Floats of a chunk's partial sums: values, a maximum and a sum of weights for each query head.
+fn floats_of_partial(shape: &AttentionShape) -> usize {
+    floats_of_partial_of(shape.kv_of_query.len(), shape.pages)
+}
+
+fn floats_of_partial_of(query_heads: usize, pages: PageShape) -> usize {
+    query_heads * (pages.padded_dim() + 2)
+}
+
 /// Floats of workspace that no plan exceeds for up to `sequences` decodes over up to `keys` keys in all.
 pub fn workspace_floats_max(
     shape: &AttentionShape,
@@ -230,7 +284,7 @@ pub fn workspace_floats_max(
             (wanted.checked_div(blocks).unwrap_or(0)).min(keys / CHUNK_UNIT)
         }
     };
-    Ok((whole + sequences) * shape.kv_of_query.len() * (shape.pages.padded_dim() + 2))
+    Ok((whole + sequences).saturating_mul(floats_of_partial(shape)))
 }
 
 /// Query heads in the order of their KV heads, each of which is there.

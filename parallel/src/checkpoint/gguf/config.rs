@@ -61,12 +61,13 @@ pub(super) fn parse(
     };
     refuse_variants(&keys, head_dim)?;
     let sliding_window = sliding_window(&keys)?;
+    let num_layers = keys.required_size("llama.block_count")?;
     let max_position_embeddings = keys.required_size("llama.context_length")?;
     let config = ModelConfig {
         // One name serves both families here, and the window is what tells them apart.
         architecture: if sliding_window.is_some() { Architecture::Mistral } else { Architecture::Llama },
         hidden_size,
-        num_layers: keys.required_size("llama.block_count")?,
+        num_layers,
         num_heads,
         num_kv_heads: keys.size("llama.attention.head_count_kv")?.unwrap_or(num_heads),
         head_dim,
@@ -77,7 +78,7 @@ pub(super) fn parse(
             .float("llama.attention.layer_norm_rms_epsilon")?
             .ok_or_else(|| keys.bad("llama.attention.layer_norm_rms_epsilon", "is missing"))?,
         rope: rope(&keys, factors, max_position_embeddings)?,
-        sliding_window,
+        layer_windows: config_check::alike(path, num_layers, sliding_window)?,
         tie_word_embeddings: !shapes.has_head,
         eos_token_ids: eos_token_ids(&keys)?,
         bos_token_id: bos_token_id(&keys)?,
@@ -163,7 +164,8 @@ fn refuse_variants(keys: &Keys<'_>, head_dim: usize) -> Result<(), CheckpointErr
     Ok(())
 }
 
-/// A window over all layers; 0 is how converters write "none".
+/// A window over all layers; 0 is how converters write "none". Which layers have one where not all do, the format says
+/// in a pattern whose meaning differs from model to model.
 fn sliding_window(keys: &Keys<'_>) -> Result<Option<NonZeroUsize>, CheckpointError> {
     let window = keys.size("llama.attention.sliding_window")?.and_then(NonZeroUsize::new);
     if window.is_some() && keys.gguf.contains("llama.attention.sliding_window_pattern") {

@@ -142,7 +142,8 @@ fn sizes_that_do_not_fit_are_refused() {
         b.set("llama.attention.head_count_kv", 9, [build::array(4, 1), vec![1, 0, 0, 0]].concat());
     });
     refused("`llama.block_count` is missing", |b| b.remove("llama.block_count"));
-    refused("no tensor `model.layers.1.input_layernorm.weight`", |b| b.u32("llama.block_count", u32::MAX));
+    refused("no tensor `model.layers.1.input_layernorm.weight`", |b| b.u32("llama.block_count", 2));
+    refused("4294967295 layers exceed the limit of 4096", |b| b.u32("llama.block_count", u32::MAX));
     refused("`tokenizer.ggml.tokens` has 6 entries, but the vocabulary has 5", |b| {
         b.strings("tokenizer.ggml.tokens", &["a"; 6]);
     });

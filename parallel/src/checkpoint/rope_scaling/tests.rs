@@ -1,5 +1,7 @@
 //! Both readers on stretched frequencies and on the window.
 
+use std::num::NonZeroUsize;
+
 use consort_kernels::rope::Yarn;
 use serde_json::{Value as Json, json};
 
@@ -297,44 +299,76 @@ fn impossible_scalings_in_metadata_are_refused_by_key() {
     assert_refused("model.gguf", "both rope scaling and `rope_freqs.weight`", config);
 }
 
+/// Architecture and the one window of all layers.
+fn window_of(config: &ModelConfig) -> (Architecture, Option<usize>) {
+    let window = config.layer_windows[0];
+    assert_eq!(config.layer_windows, vec![window; config.num_layers]);
+    (config.architecture, window.map(NonZeroUsize::get))
+}
+
 #[test]
 fn a_window_is_mistral_s_and_null_means_none_while_absence_means_4096() {
-    let config = mistral(json!(7)).unwrap();
-    assert_eq!((config.architecture, config.sliding_window.unwrap().get()), (Architecture::Mistral, 7));
-    let config = mistral(json!(null)).unwrap();
-    assert_eq!((config.architecture, config.sliding_window), (Architecture::Mistral, None));
+    assert_eq!(window_of(&mistral(json!(7)).unwrap()), (Architecture::Mistral, Some(7)));
+    assert_eq!(window_of(&mistral(json!(null)).unwrap()), (Architecture::Mistral, None));
     let absent = folder(|config| {
         config["model_type"] = json!("mistral");
         config.as_object_mut().unwrap().remove("architectures");
     });
-    let absent = absent.unwrap();
-    assert_eq!((absent.architecture, absent.sliding_window.unwrap().get()), (Architecture::Mistral, 4096));
-    let full = folder(|config| {
-        config["architectures"] = json!(["MistralForCausalLM"]);
-        config["layer_types"] = json!(["full_attention"]);
-    });
-    assert_eq!(full.unwrap().sliding_window, None, "no layer has a window");
+    assert_eq!(window_of(&absent.unwrap()), (Architecture::Mistral, Some(4096)));
     // transformers' Llama does not heed the key.
     let llama = folder(|config| config["sliding_window"] = json!(7)).unwrap();
-    assert_eq!((llama.architecture, llama.sliding_window), (Architecture::Llama, None));
+    assert_eq!(window_of(&llama), (Architecture::Llama, None));
 
     assert_refused("config.json", "`sliding_window` is 0", mistral(json!(0)));
     assert_refused("config.json", "`sliding_window` must be a non-negative integer", mistral(json!(-1)));
-    let alternating = folder(|config| {
-        config["architectures"] = json!(["MistralForCausalLM"]);
-        config["sliding_window"] = json!(7);
-        config["layer_types"] = json!(["full_attention"]);
-    });
-    assert_refused("config.json", "`layer_types` that differ", alternating);
+}
+
+/// A folder of one layer that says of what kind its layers are.
+fn kinds(class: &str, kinds: Json, window: Option<Json>) -> Result<ModelConfig, CheckpointError> {
+    folder(|config| {
+        config["architectures"] = json!([class]);
+        config["layer_types"] = kinds;
+        if let Some(window) = window {
+            config["sliding_window"] = window;
+        }
+    })
+}
+
+#[test]
+fn kinds_of_layers_decide_which_of_them_have_the_window() {
+    const FULL: &str = "full_attention";
+    const SLIDING: &str = "sliding_attention";
+    let (llama, mistral) = ("LlamaForCausalLM", "MistralForCausalLM");
+    for (class, kind, window, expected) in [
+        (mistral, FULL, None, None),
+        (mistral, FULL, Some(json!(7)), None),
+        (mistral, SLIDING, Some(json!(7)), Some(7)),
+        (mistral, SLIDING, None, Some(4096)),
+        (llama, FULL, Some(json!(7)), None),
+        (llama, SLIDING, Some(json!(7)), Some(7)),
+    ] {
+        let config = kinds(class, json!([kind]), window.clone()).unwrap();
+        assert_eq!(window_of(&config).1, expected, "{class} {kind} {window:?}");
+    }
+    for (class, of_layers, window, expected) in [
+        (llama, json!([SLIDING]), None, "`sliding_window` is missing or null"),
+        (mistral, json!([SLIDING]), Some(json!(null)), "`sliding_window` is missing or null"),
+        (mistral, json!([SLIDING]), Some(json!(0)), "`sliding_window` is 0"),
+        (mistral, json!([FULL, SLIDING]), Some(json!(7)), "`layer_types` has 2 kinds for 1 layers"),
+        (mistral, json!([]), None, "`layer_types` has 0 kinds for 1 layers"),
+        (mistral, json!([7]), None, "`layer_types` must be a list of strings"),
+        (mistral, json!("full_attention"), None, "`layer_types` must be a list, a kind for each layer"),
+        (mistral, json!(["chunked_attention"]), None, "layers of `chunked_attention`"),
+    ] {
+        assert_refused("config.json", expected, kinds(class, of_layers, window));
+    }
 }
 
 #[test]
 fn a_window_in_metadata_makes_a_llama_a_mistral() {
     const KEY: &str = "llama.attention.sliding_window";
-    let config = gguf(|b| b.u32(KEY, 7)).unwrap();
-    assert_eq!((config.architecture, config.sliding_window.unwrap().get()), (Architecture::Mistral, 7));
-    let config = gguf(|b| b.u32(KEY, 0)).unwrap();
-    assert_eq!((config.architecture, config.sliding_window), (Architecture::Llama, None));
+    assert_eq!(window_of(&gguf(|b| b.u32(KEY, 7)).unwrap()), (Architecture::Mistral, Some(7)));
+    assert_eq!(window_of(&gguf(|b| b.u32(KEY, 0)).unwrap()), (Architecture::Llama, None));
     assert_refused("model.gguf", "`llama.attention.sliding_window` must be", gguf(|b| b.f32(KEY, 7.0)));
     let pattern = gguf(|b| {
         b.u32(KEY, 7);

@@ -1,7 +1,7 @@
 //! `config.json` and `generation_config.json`, in the spelling that `transformers` 4 and 5 both read:
 //! `rope_theta` beside `rope_scaling`, and `torch_dtype`.
 
-use std::path::Path;
+use std::{num::NonZeroUsize, path::Path};
 
 use consort_kernels::DType;
 use serde_json::{Map, Value, json};
@@ -80,7 +80,7 @@ fn config(checkpoint: &Checkpoint, tokens: &Tokens, dtype: DType) -> Result<Map<
         max_position_embeddings,
         rms_norm_eps,
         rope,
-        sliding_window,
+        layer_windows,
         tie_word_embeddings,
         eos_token_ids: _,
         bos_token_id: _,
@@ -109,17 +109,35 @@ fn config(checkpoint: &Checkpoint, tokens: &Tokens, dtype: DType) -> Result<Map<
     set("rope_theta", number(rope.theta));
     set("rope_scaling", rope_scaling(checkpoint.path(), rope)?);
     set("hidden_act", json!("silu"));
+    let window = one_window(checkpoint.path(), *architecture, layer_windows)?;
     match architecture {
         Architecture::Llama => {
             set("attention_bias", json!(false));
             set("mlp_bias", json!(false));
         }
-        Architecture::Mistral => drop(set("sliding_window", json!(sliding_window))),
+        Architecture::Mistral => drop(set("sliding_window", json!(window))),
     }
     set("tie_word_embeddings", json!(tie_word_embeddings));
     set("torch_dtype", json!(dtype.to_string()));
     tokens.add_to(&mut object);
     Ok(object)
+}
+
+/// The window that all layers have, or have not: `transformers` gives neither family any other choice.
+pub(super) fn one_window(
+    path: &Path,
+    architecture: Architecture,
+    layer_windows: &[Option<NonZeroUsize>],
+) -> Result<Option<NonZeroUsize>, WriteError> {
+    let refuse = |what: &str| Err(WriteError::NoSpelling { path: path.to_owned(), what: what.to_owned() });
+    let window = layer_windows.first().copied().flatten();
+    match architecture {
+        _ if layer_windows.iter().any(|other| *other != window) => {
+            refuse("windows that differ from layer to layer")
+        }
+        Architecture::Llama if window.is_some() => refuse("a sliding window in layers of Llama"),
+        Architecture::Llama | Architecture::Mistral => Ok(window),
+    }
 }
 
 /// `rope_scaling`; null where frequencies are unchanged.
@@ -201,7 +219,9 @@ fn adapted(checkpoint: &Checkpoint, dtype: DType) -> Result<Map<String, Value>, 
     object.insert("torch_dtype".to_owned(), name);
     object.insert("tie_word_embeddings".to_owned(), json!(checkpoint.config().tie_word_embeddings));
     if checkpoint.config().architecture == Architecture::Mistral {
-        object.insert("sliding_window".to_owned(), json!(checkpoint.config().sliding_window));
+        // Which layers have it, where not all do, the file says itself in `layer_types`.
+        let window = checkpoint.config().layer_windows.iter().flatten().next();
+        object.insert("sliding_window".to_owned(), json!(window));
     }
     Ok(object)
 }

@@ -1,6 +1,7 @@
 use std::{
     fs::{self, File},
     io::Write as _,
+    num::NonZeroUsize,
     ops::ControlFlow,
     path::Path,
     sync::Arc,
@@ -14,7 +15,7 @@ use tempfile::TempDir;
 
 use super::{
     CHUNK_ELEMENTS, Shape, WriteError, WriteOptions, Written,
-    config::{number, rope_scaling},
+    config::{number, one_window, rope_scaling},
     copy_if_present, llama3, stream, write_config, write_weights,
 };
 use crate::{
@@ -26,7 +27,7 @@ use crate::{
             fixture, read_all,
         },
     },
-    config::{RopeConfig, RopeScaling},
+    config::{Architecture, RopeConfig, RopeScaling},
 };
 
 const ONE_FILE: WriteOptions = WriteOptions { dtype: DType::BF16, max_shard_bytes: u64::MAX };
@@ -200,6 +201,42 @@ fn mistrals_window_is_spelled_out_where_the_folder_leaves_it_to_be_guessed() {
     let from = build::folder(&build::config(), &build::tensors());
     let (folder, _) = write(&Checkpoint::open(from.path()).unwrap(), &ONE_FILE);
     assert_eq!(json_of(&folder.path().join("config.json")).get("sliding_window"), None);
+}
+
+#[test]
+fn kinds_of_layers_stay_as_a_folder_lists_them_and_cannot_be_made_anew() {
+    for (class, window, expected) in
+        [("LlamaForCausalLM", Some(7), json!(7)), ("MistralForCausalLM", None, json!(4096))]
+    {
+        let mut config = build::config();
+        config["architectures"] = json!([class]);
+        config["layer_types"] = json!(["sliding_attention"]);
+        if let Some(window) = window {
+            config["sliding_window"] = json!(window);
+        }
+        let from = build::folder(&config, &build::tensors());
+        let original = Checkpoint::open(from.path()).unwrap();
+        let (folder, _) = write(&original, &ONE_FILE);
+        let written = json_of(&folder.path().join("config.json"));
+        assert_eq!(
+            (&written["layer_types"], &written["sliding_window"]),
+            (&config["layer_types"], &expected)
+        );
+        assert_eq!(Checkpoint::open(folder.path()).unwrap().config(), original.config());
+    }
+    let (none, seven) = (None, NonZeroUsize::new(7));
+    let spelled = |architecture, windows: &[_]| one_window(Path::new("m.gguf"), architecture, windows);
+    for windows in [[none, none], [seven, seven]] {
+        assert_eq!(spelled(Architecture::Mistral, &windows).unwrap(), windows[0]);
+    }
+    for (architecture, windows, expected) in [
+        (Architecture::Mistral, [none, seven], "windows that differ from layer to layer"),
+        (Architecture::Llama, [seven, none], "windows that differ from layer to layer"),
+        (Architecture::Llama, [seven, seven], "a sliding window in layers of Llama"),
+    ] {
+        let error = spelled(architecture, &windows).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[test]

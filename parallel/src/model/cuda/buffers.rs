@@ -12,7 +12,10 @@ use consort_kernels::{
     sampling::cuda as sampling,
 };
 
-use super::shape::{LOGIT_ROWS_MAX, RankShape};
+use super::{
+    numbers::StepNumbers,
+    shape::{LOGIT_ROWS_MAX, RankShape},
+};
 
 /// Changes of logits of one group of rows at most; a row alone may need as many as there are tokens.
 const LOGIT_CHANGES_MIN: usize = 1 << 16;
@@ -115,7 +118,7 @@ impl BufferPlan {
         let changes = changes_max(shape.vocabulary);
         let ranks = shape.ranks();
         let lengths = Lengths {
-            numbers: 4 * rows.next_multiple_of(4) + shape.attention_numbers(),
+            numbers: StepNumbers::room(shape),
             frequencies: shape.frequencies.len(),
             cos: angles,
             sin: angles,

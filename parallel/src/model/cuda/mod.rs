@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `shape` | sizes, known before there is memory |
 //! | `weights`, `buffers` | one arena: planned, taken at once, filled |
-//! | `numbers` | what a step tells the device, in one copy |
+//! | `numbers` | what a step tells the device |
 //! | `step` | the launches, once for all: enqueued, or recorded for a graph |
 //! | `group` | the ranks' memory and how waits end |
 //! | `draws` | tokens and log-probabilities |
@@ -51,7 +51,7 @@ use super::{
     kv_layout,
 };
 use crate::{
-    batch::Batch,
+    batch::{Batch, BatchLimits},
     checkpoint::Checkpoint,
     collective::Collective,
     config::ModelConfig,
@@ -235,8 +235,9 @@ impl CudaLlama {
         comm: &mut dyn Collective,
     ) -> Result<(), ModelError> {
         let CudaLlama { graphs, device, shape, weights, buffers, group, .. } = self;
-        let words = numbers.words();
-        device.upload(words, buffers.numbers.slice_mut(0..words.len()))?;
+        for (at, words) in numbers.copies() {
+            device.upload(words, buffers.numbers.slice_mut(at..at + words.len()))?;
+        }
         let peers = group.as_ref().map(|group| group.peers);
         let mut layers = |launcher: &dyn Launcher, pool: &mut DeviceBuffer<bf16>| {
             Step { launcher, shape, weights, buffers, pool, peers: peers.as_ref(), numbers }.layers()
@@ -345,8 +346,13 @@ impl Model for CudaLlama {
             )));
         }
         let blocks = kv.num_blocks();
-        let block_size = self.kv_layout.pages.block_size();
-        batch.check(self.max_batch_tokens, self.shape.vocabulary, block_size, blocks)?;
+        batch.check(BatchLimits {
+            max_tokens: self.max_batch_tokens,
+            vocab_size: self.shape.vocabulary,
+            groups: self.shape.groups,
+            block_size: self.kv_layout.pages.block_size(),
+            num_blocks: blocks,
+        })?;
         self.kept_rows = 0;
         let numbers = StepNumbers::new(batch, &self.shape, blocks)?;
         self.enqueue(&numbers, kv.device_pages_mut()?, comm)?;

@@ -1,9 +1,9 @@
-//! The numbers of one step as the device reads them: one block, one copy.
+//! The numbers of one step as the device reads them: one block, a copy for each group of layers.
 //!
 //! | part | numbers |
 //! |---|---|
-//! | tokens, positions, slots, output rows | `rows` each, from a multiple of four on |
-//! | attention | as [`Plan::numbers`] has them |
+//! | tokens, positions, output rows, slots in each group | `rows` each, from a multiple of four on |
+//! | attention, of each group | as [`Plan::numbers`] has them, from a multiple of four on |
 //!
 //! Rows that only fill up a graph have token 0 at position 0, no slot and no output.
 
@@ -15,10 +15,16 @@ use consort_kernels::attention::{
 };
 
 use super::{super::ModelError, shape::RankShape};
-use crate::batch::Batch;
+use crate::{batch::Batch, ids::BlockId};
 
 /// What stands for no slot and no row.
 const NONE: u32 = u32::MAX;
+
+/// Places of the parts that have as many numbers as there are rows.
+const TOKENS: usize = 0;
+const POSITIONS: usize = 1;
+const OUTPUT_ROWS: usize = 2;
+const SLOTS: usize = 3;
 
 /// One step: what is launched, and the numbers that it reads.
 pub(super) struct StepNumbers {
@@ -26,103 +32,112 @@ pub(super) struct StepNumbers {
     pub(super) rows: usize,
     /// Rows of normalised output.
     pub(super) kept: usize,
-    pub(super) plan: Plan,
+    /// Of each group of layers; they differ in their block tables.
+    plans: Vec<Plan>,
     /// The graph's frame, where the step is decoded by one.
     pub(super) frame: Option<Frame>,
+    /// All numbers up to the first plan's.
     words: Vec<u32>,
 }
 
 impl StepNumbers {
+    /// Numbers that any step's take at most.
+    pub(super) fn room(shape: &RankShape) -> usize {
+        let (rows, attention) = (shape.rows_max.next_multiple_of(4), shape.attention_numbers());
+        (SLOTS + shape.groups) * rows + shape.groups * attention.next_multiple_of(4)
+    }
+
     /// Lays out `batch`, which was checked; pages are those of the first `page_count` blocks.
     pub(super) fn new(
         batch: &Batch,
         shape: &RankShape,
         page_count: usize,
     ) -> Result<StepNumbers, ModelError> {
-        let spans: Vec<PagedSpan> = batch
-            .spans
-            .iter()
-            .map(|span| PagedSpan {
-                rows: span.rows.clone(),
-                context_len: span.context_len,
-                table: span.table.clone(),
-            })
-            .collect();
-        let tables: Vec<u32> = batch.blocks.iter().map(|block| block.0).collect();
-        check_bounds(&spans, &tables, shape)?;
+        let spans: Vec<PagedSpan> = batch.paged_spans().collect();
+        check_bounds(batch, &spans, shape)?;
         let decodes = spans.iter().all(|span| span.rows.len() == 1);
         let contexts = spans.iter().map(|span| span.context_len);
         let frame = if decodes { shape.frame(contexts)? } else { None };
-        let attention = &shape.attention;
-        let rows = batch.tokens.len();
-        let (rows, kept, plan) = match frame {
-            Some(frame) => {
-                let plan = Plan::framed(attention, frame, &spans, &tables, page_count)?;
-                (frame.sequences, frame.sequences, plan)
-            }
-            None => {
-                let plan = Plan::new(attention, shape.ways.chunks, &spans, rows, &tables, page_count)?;
-                (rows, batch.output_rows.len(), plan)
+        let (attention, tokens) = (&shape.attention, batch.tokens.len());
+        let floats = shape.attention_floats()?;
+        let plan = |blocks: &Vec<BlockId>| {
+            let tables: Vec<u32> = blocks.iter().map(|block| block.0).collect();
+            match frame {
+                Some(frame) => Plan::framed(attention, frame, &spans, &tables, page_count),
+                None => {
+                    let chunks = shape.ways.chunks;
+                    Plan::within(floats, attention, chunks, &spans, tokens, &tables, page_count)
+                }
             }
         };
-        let mut numbers = StepNumbers { rows, kept, plan, frame, words: Vec::new() };
-        numbers.lay_out(batch, &spans, &tables, attention.pages.block_size())?;
+        let plans = batch.tables.iter().map(plan).collect::<Result<_, _>>()?;
+        let (rows, kept) = match frame {
+            Some(frame) => (frame.sequences, frame.sequences),
+            None => (tokens, batch.output_rows.len()),
+        };
+        let mut numbers = StepNumbers { rows, kept, plans, frame, words: Vec::new() };
+        numbers.lay_out(batch, attention.pages.block_size())?;
         Ok(numbers)
     }
 
-    fn lay_out(
-        &mut self,
-        batch: &Batch,
-        spans: &[PagedSpan],
-        tables: &[u32],
-        block_size: usize,
-    ) -> Result<(), ModelError> {
+    fn lay_out(&mut self, batch: &Batch, block_size: usize) -> Result<(), ModelError> {
         let room = self.rows.next_multiple_of(4);
+        let mut parts = 0;
+        let mut end_part = |words: &mut Vec<u32>, filling: u32| {
+            parts += 1;
+            words.resize(parts * room, filling);
+        };
         self.words.extend(&batch.tokens);
-        self.words.resize(room, 0);
+        end_part(&mut self.words, 0);
         self.words.extend(&batch.positions);
-        self.words.resize(2 * room, 0);
-        for span in spans {
-            let table = &tables[span.table.clone()];
-            for row in span.rows.clone() {
-                let position = batch.positions[row] as usize;
-                let slot = table[position / block_size] as usize * block_size + position % block_size;
-                if slot >= NONE as usize {
-                    return Err(ModelError::Batch(format!("slot {slot} of the KV pool is beyond 32 bits")));
-                }
-                self.words.push(slot as u32);
-            }
-        }
-        self.words.resize(3 * room, NONE);
+        end_part(&mut self.words, 0);
         self.words.extend(batch.output_rows.iter().map(|&row| row as u32));
-        self.words.resize(4 * room, NONE);
-        self.words.extend(self.plan.numbers());
+        end_part(&mut self.words, NONE);
+        for blocks in &batch.tables {
+            for slot in batch.slots(blocks, block_size) {
+                self.words.push(slot?);
+            }
+            end_part(&mut self.words, NONE);
+        }
+        if let Some(first) = self.plans.first() {
+            self.words.extend(first.numbers());
+        }
         Ok(())
     }
 
-    /// What is copied to the beginning of the device's block.
-    pub(super) fn words(&self) -> &[u32] {
-        &self.words
+    /// What is copied to the device's block, and where in it.
+    pub(super) fn copies(&self) -> impl Iterator<Item = (usize, &[u32])> {
+        let others = self.plans.iter().enumerate().skip(1);
+        let others = others.map(|(group, plan)| (self.attention(group).start, plan.numbers()));
+        [(0, &self.words[..])].into_iter().chain(others)
     }
 
     pub(super) fn tokens(&self) -> Range<usize> {
-        0..self.rows
+        self.part(TOKENS, self.rows)
     }
 
     pub(super) fn positions(&self) -> Range<usize> {
-        self.part(1, self.rows)
-    }
-
-    pub(super) fn slots(&self) -> Range<usize> {
-        self.part(2, self.rows)
+        self.part(POSITIONS, self.rows)
     }
 
     pub(super) fn output_rows(&self) -> Range<usize> {
-        self.part(3, self.kept)
+        self.part(OUTPUT_ROWS, self.kept)
     }
 
-    pub(super) fn attention(&self) -> Range<usize> {
-        self.part(4, self.plan.numbers_room())
+    /// Of the rows in the pages of a group.
+    pub(super) fn slots(&self, group: usize) -> Range<usize> {
+        self.part(SLOTS + group, self.rows)
+    }
+
+    pub(super) fn plan(&self, group: usize) -> &Plan {
+        &self.plans[group]
+    }
+
+    /// The numbers of a group's plan. Where there is a frame, they do not depend on the step.
+    pub(super) fn attention(&self, group: usize) -> Range<usize> {
+        let before = self.plans[..group].iter().map(|plan| plan.numbers_room().next_multiple_of(4));
+        let start = self.part(SLOTS + self.plans.len(), 0).start + before.sum::<usize>();
+        start..start + self.plans[group].numbers_room()
     }
 
     fn part(&self, at: usize, len: usize) -> Range<usize> {
@@ -132,12 +147,13 @@ impl StepNumbers {
 }
 
 /// Refuses a step larger than the buffers were made for: a scheduler's mistake, not a request's.
-fn check_bounds(spans: &[PagedSpan], tables: &[u32], shape: &RankShape) -> Result<(), ModelError> {
-    let keys: usize = spans.iter().map(|span| span.context_len).sum();
+fn check_bounds(batch: &Batch, spans: &[PagedSpan], shape: &RankShape) -> Result<(), ModelError> {
+    let entries = batch.tables.first().map_or(0, Vec::len);
+    let longest = spans.iter().map(|span| span.context_len).max().unwrap_or(0);
     for (what, got, limit) in [
         ("sequences", spans.len(), shape.sequences_max),
-        ("entries of block tables", tables.len(), shape.table_len_max),
-        ("keys", keys, shape.keys_max),
+        ("entries of block tables", entries, shape.table_len_max),
+        ("tokens of a sequence", longest, shape.context_max),
     ] {
         if got > limit {
             return Err(ModelError::Batch(format!("{got} {what}; the model takes {limit} a step")));

@@ -13,7 +13,12 @@ use consort_kernels::{
 };
 
 use super::super::loader::LoadOptions;
-use crate::{config::ModelConfig, ids::Rank, partition::Partition};
+use crate::{
+    config::ModelConfig,
+    ids::Rank,
+    kv::{KvGroups, KvPlace},
+    partition::Partition,
+};
 
 /// Rows of logits that are made and drawn from at a time.
 pub(super) const LOGIT_ROWS_MAX: usize = 64;
@@ -43,7 +48,12 @@ pub(super) struct RankShape {
     /// Vocabulary rows of each rank.
     pub(super) vocabularies: Vec<usize>,
     pub(super) vocabulary: usize,
+    /// What is alike in all layers; the windows are in `layers`.
     pub(super) attention: AttentionShape,
+    pub(super) layers: Vec<LayerShape>,
+    /// Groups of layers, and how many layers share a page.
+    pub(super) groups: usize,
+    pub(super) layers_per_page: usize,
     pub(super) eps: f32,
     pub(super) frequencies: Vec<f32>,
     pub(super) attention_factor: f32,
@@ -52,10 +62,20 @@ pub(super) struct RankShape {
     pub(super) rows_max: usize,
     /// Sequences of any step at most.
     pub(super) sequences_max: usize,
-    /// Entries of all block tables of a step at most.
+    /// Tokens of a sequence at most.
+    pub(super) context_max: usize,
+    /// Entries of all block tables of a step at most, in each group.
     pub(super) table_len_max: usize,
-    /// Keys of all sequences of a step at most.
-    pub(super) keys_max: usize,
+    /// Keys whose partial sums there is memory for at a time. Sequences that share blocks may have more of them together
+    /// than the pool has slots, and so may those that left blocks behind their windows: such decodes take turns.
+    pub(super) keys_at_once: usize,
+}
+
+/// How far back a layer looks, and in which pages.
+#[derive(Clone, Debug)]
+pub(super) struct LayerShape {
+    pub(super) attention: AttentionShape,
+    pub(super) place: KvPlace,
 }
 
 impl RankShape {
@@ -77,6 +97,17 @@ impl RankShape {
         } else {
             Ways { invariance: Invariance::None, chunks: Chunks::Fill { multiprocessors } }
         };
+        let attention = AttentionShape {
+            pages,
+            kv_of_query: share.kv_of_query.clone(),
+            scale: 1.0 / (config.head_dim as f32).sqrt(),
+            window: None,
+        };
+        let groups = KvGroups::of(config);
+        let layers = groups.places().iter().zip(&config.layer_windows).map(|(&place, &window)| LayerShape {
+            attention: AttentionShape { window, ..attention.clone() },
+            place,
+        });
         Ok(RankShape {
             hidden: config.hidden_size,
             query_heads: share.query_heads.len(),
@@ -84,12 +115,10 @@ impl RankShape {
             first_token: share.vocabulary.start as u32,
             vocabularies: partition.shares().iter().map(|share| share.vocabulary.len()).collect(),
             vocabulary: config.vocab_size,
-            attention: AttentionShape {
-                pages,
-                kv_of_query: share.kv_of_query.clone(),
-                scale: 1.0 / (config.head_dim as f32).sqrt(),
-                window: config.sliding_window,
-            },
+            layers: layers.collect(),
+            attention,
+            groups: groups.count(),
+            layers_per_page: groups.layers_per_page(),
             eps: config.rms_norm_eps,
             frequencies,
             attention_factor,
@@ -97,9 +126,10 @@ impl RankShape {
             rows_max: options.max_batch_tokens.max(bucket_of(sequences_max).unwrap_or(0)),
             sequences_max,
             table_len_max: sequences_max.saturating_mul(blocks_of_one),
-            keys_max: sequences_max
+            context_max: options.max_model_len,
+            keys_at_once: sequences_max
                 .saturating_mul(options.max_model_len)
-                .min(options.num_blocks.saturating_mul(options.block_size)),
+                .min(options.num_blocks.saturating_mul(options.block_size).max(options.max_model_len)),
         })
     }
 
@@ -139,15 +169,15 @@ impl RankShape {
         Ok(most)
     }
 
-    /// Floats that attention needs of any step, in a graph or not.
+    /// Floats of attention's workspace: any step does with them, in a graph or not.
     pub(super) fn attention_floats(&self) -> Result<usize, KernelError> {
-        let (chunks, sequences, keys) = (self.ways.chunks, self.padded_sequences(), self.keys_max);
+        let (chunks, sequences, keys) = (self.ways.chunks, self.padded_sequences(), self.keys_at_once);
         let frame = Frame::around(&self.attention, chunks, std::iter::once(1), sequences, keys, 0)?;
         let framed = frame.workspace_floats(&self.attention);
         Ok(framed.max(workspace_floats_max(&self.attention, chunks, sequences, keys)?))
     }
 
-    /// Numbers of any step's attention on the device.
+    /// Numbers of any step's attention on the device, in one group of layers.
     pub(super) fn attention_numbers(&self) -> usize {
         let heads = self.attention.kv_of_query.len();
         // A tile of a prefill takes 16 pairs of a token and a head of a group at least, and each span one more.
@@ -156,14 +186,16 @@ impl RankShape {
         spans + 2 * tiles + self.attention.pages.kv_heads() + 1 + self.table_len_max
     }
 
-    /// The frame of a graph for decodes of `contexts`; `None` where there are too many for graphs.
+    /// The frame of a graph for decodes of `contexts`; `None` where there are too many for graphs, or they take turns.
     pub(super) fn frame(
         &self,
         contexts: impl ExactSizeIterator<Item = usize> + Clone,
     ) -> Result<Option<Frame>, KernelError> {
         let Some(bucket) = bucket_of(contexts.len()) else { return Ok(None) };
-        let (chunks, keys) = (self.ways.chunks, self.keys_max);
-        Frame::around(&self.attention, chunks, contexts, bucket, keys, self.table_len_max).map(Some)
+        let (chunks, keys) = (self.ways.chunks, self.keys_at_once);
+        let frame =
+            Frame::around(&self.attention, chunks, contexts.clone(), bucket, keys, self.table_len_max)?;
+        Ok(Some(frame).filter(|frame| frame.has_room_for(contexts)))
     }
 
     /// Sequences of the largest graph, or of the largest step without one.

@@ -20,7 +20,7 @@ use consort_kernels::{
 use super::{
     buffers::{Buffers, scratch},
     numbers::StepNumbers,
-    shape::RankShape,
+    shape::{LayerShape, RankShape},
     weights::{Layer, Matrix, Vector, Weights},
 };
 
@@ -30,7 +30,7 @@ pub(super) struct Step<'a> {
     pub(super) shape: &'a RankShape,
     pub(super) weights: &'a Weights,
     pub(super) buffers: &'a mut Buffers,
-    /// All layers' pages, one layer after another.
+    /// All pages, slot after slot.
     pub(super) pool: &'a mut DeviceBuffer<bf16>,
     /// `None` for a rank alone.
     pub(super) peers: Option<&'a Peers>,
@@ -101,8 +101,9 @@ impl Step<'_> {
             invariance,
         )?;
         let angles = rows * shape.frequencies.len();
-        let layer_elements = self.pool.len() / self.weights.layers.len();
-        let pages = at * layer_elements..(at + 1) * layer_elements;
+        let LayerShape { attention: attention_shape, place } = &shape.layers[at];
+        let slot_elements = self.pool.len() / shape.layers_per_page;
+        let pages = place.slot * slot_elements..(place.slot + 1) * slot_elements;
         qkv(
             launcher,
             &qkv_shape,
@@ -111,18 +112,18 @@ impl Step<'_> {
             RowPlaces {
                 cos: b.cos.slice(0..angles),
                 sin: b.sin.slice(0..angles),
-                slots: b.numbers.slice(numbers.slots()),
+                slots: b.numbers.slice(numbers.slots(place.group)),
             },
             b.queries.slice_mut(0..elements),
             self.pool.slice_mut(pages.clone()),
         )?;
         let inputs = Inputs {
-            shape: &shape.attention,
+            shape: attention_shape,
             queries: b.queries.slice(0..elements),
             pages: self.pool.slice(pages),
             sinks: None,
-            plan: &numbers.plan,
-            numbers: b.numbers.slice(numbers.attention()),
+            plan: numbers.plan(place.group),
+            numbers: b.numbers.slice(numbers.attention(place.group)),
         };
         let attended = rows * row_stride(layer.output.inputs);
         attention(launcher, &inputs, b.attention_sums.all_mut(), b.attended.slice_mut(0..attended))?;

@@ -61,7 +61,8 @@ impl HostModel for RowModel {
 
 /// A model whose last forward kept `rows` rows.
 fn after_forward(rows: usize) -> (DrawOnHost<RowModel>, KvStore, Local) {
-    let layout = KvLayout { pages: PageShape::new(16, 1, 16).unwrap(), num_layers: 1, dtype: DType::F32 };
+    let layout =
+        KvLayout { pages: PageShape::new(16, 1, 16).unwrap(), layers_per_page: 1, dtype: DType::F32 };
     let mut kv = KvStore::new(&Device::cpu(1).unwrap(), layout, 1).unwrap();
     let (mut model, mut comm) = (DrawOnHost::new(RowModel::default()), LocalGroup::new(1).remove(0));
     let batch = Batch { tokens: vec![0; rows], output_rows: (0..rows).collect(), ..Batch::default() };

@@ -136,7 +136,8 @@ pub(super) struct CudaRank {
     columns: usize,
     /// Vocabulary rows of each rank.
     vocabularies: Vec<usize>,
-    shape: AttentionShape,
+    /// Of each layer.
+    shapes: Vec<AttentionShape>,
     page_count: usize,
     embedding: Matrix,
     layers: Vec<Layer>,
@@ -222,12 +223,16 @@ impl CudaRank {
             query_heads: share.query_heads.len(),
             columns: columns.len(),
             vocabularies,
-            shape: AttentionShape {
-                pages,
-                kv_of_query: share.kv_of_query.clone(),
-                scale: 1.0 / (dim as f32).sqrt(),
-                window: config.sliding_window,
-            },
+            shapes: config
+                .layer_windows
+                .iter()
+                .map(|&window| AttentionShape {
+                    pages,
+                    kv_of_query: share.kv_of_query.clone(),
+                    scale: 1.0 / (dim as f32).sqrt(),
+                    window,
+                })
+                .collect(),
             page_count,
             embedding,
             layers,
@@ -283,7 +288,7 @@ impl CudaRank {
     fn qkv_shape(&self) -> QkvShape {
         QkvShape {
             query_heads: self.query_heads,
-            pages: self.shape.pages,
+            pages: self.shapes[0].pages,
             rotary_dim: self.config.head_dim,
             pairs: Pairs::HalfSplit,
         }
@@ -292,7 +297,7 @@ impl CudaRank {
     /// Records a whole step on `stream`. Its logits can be had when the stream has run.
     pub(super) fn enqueue(&mut self, stream: &Stream, peers: &[PeerAddresses], step: &Step) {
         let rows = step.tokens.len();
-        let (shape, chunks) = (&self.shape, self.ways.chunks);
+        let (shape, chunks) = (&self.shapes[0], self.ways.chunks);
         let plan = Plan::new(shape, chunks, &step.spans, rows, &step.tables, self.page_count).unwrap();
         let buffers = self.buffers(step, &plan);
         let capacity = self.exchange.len();
@@ -391,7 +396,7 @@ impl Run<'_> {
         )
         .unwrap();
         let inputs = Inputs {
-            shape: &rank.shape,
+            shape: &rank.shapes[layer],
             queries: view(&b.queries, elements),
             pages: view(pages, pool),
             sinks: None,

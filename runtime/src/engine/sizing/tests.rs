@@ -8,6 +8,7 @@ fn demand(given_bytes: Option<u64>) -> KvDemand {
         card_blocks: None,
         block_bytes: 1000,
         block_size: 16,
+        groups: 1,
         max_model_len: 100,
         max_num_seqs: 4,
     }
@@ -43,6 +44,19 @@ fn less_than_one_sequence_is_refused_with_what_would_fit() {
         }
         other => panic!("must be refused, got {other:?}"),
     }
+}
+
+#[test]
+fn a_sequence_takes_a_block_in_each_group_of_layers() {
+    let of_three = |given| KvDemand { groups: 3, ..demand(given) };
+    assert_eq!(of_three(Some(21_000)).num_blocks().expect("fits"), 21);
+    match of_three(Some(20_999)).num_blocks() {
+        Err(small) => {
+            assert_eq!((small.given_blocks, small.needed_blocks, small.fitting_len), (20, 21, 6 * 16));
+        }
+        fits => panic!("must be refused, got {fits:?}"),
+    }
+    assert_eq!(of_three(None).num_blocks().expect("fits"), 4 * 21);
 }
 
 #[test]

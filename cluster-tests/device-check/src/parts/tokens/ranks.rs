@@ -251,15 +251,16 @@ fn table(sequence: usize, blocks_of_one: usize) -> impl Iterator<Item = BlockId>
     (sequence * blocks_of_one..(sequence + 1) * blocks_of_one).rev().map(|block| BlockId(block as u32))
 }
 
+/// For a model whose layers look equally far back.
 fn batch(parts: &[Part<'_>], rows: Rows, blocks_of_one: usize) -> Batch {
-    let mut batch = Batch::default();
+    let mut batch = Batch::new(1);
     for part in parts {
-        let (first, table_start) = (batch.tokens.len(), batch.blocks.len());
+        let (first, table_start) = (batch.tokens.len(), batch.tables[0].len());
         let context_len = part.start + part.tokens.len();
         batch.tokens.extend(part.tokens);
         batch.positions.extend(part.start as u32..context_len as u32);
-        batch.blocks.extend(table(part.sequence, blocks_of_one).take(context_len.div_ceil(BLOCK_SIZE)));
-        let (end, table) = (batch.tokens.len(), table_start..batch.blocks.len());
+        batch.tables[0].extend(table(part.sequence, blocks_of_one).take(context_len.div_ceil(BLOCK_SIZE)));
+        let (end, table) = (batch.tokens.len(), table_start..batch.tables[0].len());
         batch.spans.push(BatchSpan { rows: first..end, context_len, table });
         batch.output_rows.extend(if rows == Rows::All { first..end } else { end - 1..end });
     }
@@ -276,7 +277,7 @@ mod tests {
             [Part { sequence: 1, start: 15, tokens: &[7, 8] }, Part { sequence: 0, start: 0, tokens: &[9] }];
         let batch = batch(&parts, Rows::Last, 3);
         assert_eq!((batch.tokens, batch.positions), (vec![7, 8, 9], vec![15, 16, 0]));
-        assert_eq!(batch.blocks, [5, 4, 2].map(BlockId));
+        assert_eq!(batch.tables, [[5, 4, 2].map(BlockId)]);
         assert_eq!(batch.spans[0], BatchSpan { rows: 0..2, context_len: 17, table: 0..2 });
         assert_eq!(batch.spans[1], BatchSpan { rows: 2..3, context_len: 1, table: 2..3 });
         assert_eq!(batch.output_rows, [1, 2]);

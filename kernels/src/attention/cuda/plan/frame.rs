@@ -2,7 +2,7 @@
 
 use super::{
     AttentionShape, CHUNK_UNIT, Chunks, DECODE_ROWS, PagedSpan, Plan, blocks_per_multiprocessor, check_heads,
-    check_spans, decode_chunk, group_bounds,
+    check_spans, decode_chunk, floats_of_partial, group_bounds, partials_of,
 };
 use crate::KernelError;
 
@@ -26,7 +26,7 @@ pub struct Frame {
 
 impl Frame {
     /// The frame for decodes of `contexts` among up to `sequences`, whose tables have up to `table_len` entries.
-    /// `keys_max` bounds the sum of contexts of any step.
+    /// There is room for contexts of `keys_max` keys together, where their partial sums are as many as their chunks.
     pub fn around(
         shape: &AttentionShape,
         chunks: Chunks,
@@ -62,7 +62,13 @@ impl Frame {
 
     /// Floats of workspace that any plan of this frame over `shape` needs.
     pub fn workspace_floats(&self, shape: &AttentionShape) -> usize {
-        self.partials * shape.kv_of_query.len() * (shape.pages.padded_dim() + 2)
+        self.partials.saturating_mul(floats_of_partial(shape))
+    }
+
+    /// Whether decodes of these contexts fit, which the frame was made [around](Frame::around): all do unless they have
+    /// more keys together than it was made for.
+    pub fn has_room_for(&self, contexts: impl Iterator<Item = usize>) -> bool {
+        contexts.map(|context| partials_of(context, self.chunk)).sum::<usize>() <= self.partials
     }
 
     /// Numbers on the device of any plan of this frame over `shape`.
@@ -101,6 +107,7 @@ impl Plan {
             numbers: Vec::new(),
             numbers_room: frame.numbers_room(shape),
             decodes: frame.sequences,
+            passes: Vec::new(),
             prefill_tiles: 0,
             first_partials_at: 0,
             tiles_at: 0,
@@ -116,7 +123,7 @@ impl Plan {
         let all: Vec<PagedSpan> =
             spans.iter().cloned().chain((spans.len()..frame.sequences).map(nothing)).collect();
         plan.push_spans(all.iter())?;
-        plan.push_first_partials(&all.iter().collect::<Vec<_>>())?;
+        plan.push_first_partials(&all.iter().collect::<Vec<_>>(), usize::MAX)?;
         KernelError::check_index("attention", "partial sums of a frame", plan.partials, frame.partials + 1)?;
         plan.partials = frame.partials;
         plan.tiles_at = plan.numbers.len();
