@@ -134,7 +134,8 @@ fn executor(comm: Box<dyn Collective>) -> ModelExecutor {
 
 /// An executor whose model counts the meetings that it came to.
 fn counted(comm: Box<dyn Collective>, joins: &Arc<AtomicUsize>) -> ModelExecutor {
-    let layout = KvLayout { pages: PageShape::new(BLOCK, 1, 4).unwrap(), layers_per_page: 1, dtype: DType::F32 };
+    let layout =
+        KvLayout { pages: PageShape::new(BLOCK, 1, 4).unwrap(), layers_per_page: 1, dtype: DType::F32 };
     let kv = KvStore::new(&Device::cpu(1).unwrap(), layout, BLOCKS).unwrap();
     let model = TableModel { joins: Arc::clone(joins), ..TableModel::default() };
     ModelExecutor::new(Box::new(DrawOnHost::new(model)), kv, comm)

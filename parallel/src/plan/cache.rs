@@ -6,7 +6,7 @@ use super::{
     format::KvFormat,
     shape::{Attention, ModelShape},
 };
-use crate::partition::Share;
+use crate::{kv::KvGroups, partition::Share};
 
 /// Numbers of a head's keys are stored in multiples of this.
 const HEAD_MULTIPLE: usize = 16;
@@ -27,10 +27,8 @@ pub enum Policy {
 pub struct CacheShape {
     /// Tokens of a page.
     pub block_size: usize,
-    /// Layers of a page.
-    pub layers_per_page: usize,
-    /// One for each group of layers that share pages: the keys that a token sees, or all.
-    pub windows: Vec<Option<NonZeroUsize>>,
+    /// Which layers share pages.
+    pub groups: KvGroups,
     /// Longest part of a prompt in one step.
     pub chunk: usize,
 }
@@ -39,21 +37,21 @@ impl CacheShape {
     /// Pages of a sequence of so many tokens that is not in its prompt.
     pub fn pages(&self, tokens: usize, policy: Policy) -> u64 {
         let all = tokens.div_ceil(self.block_size);
-        let of_group = |window: &Option<NonZeroUsize>| match (policy, window) {
+        let of_group = |window: Option<usize>| match (policy, window) {
             (Policy::Paged, _) | (_, None) => all as u64,
-            (_, Some(window)) => all.min(self.pages_of_window(*window)) as u64,
+            (_, Some(window)) => all.min(self.pages_of_window(window)) as u64,
         };
-        self.windows.iter().map(of_group).sum()
+        self.groups.windows().map(of_group).sum()
     }
 
     /// Pages that a window spans at most, wherever it begins.
-    pub fn pages_of_window(&self, window: NonZeroUsize) -> usize {
-        (window.get() - 1).div_ceil(self.block_size) + 1
+    pub fn pages_of_window(&self, window: usize) -> usize {
+        window.saturating_sub(1).div_ceil(self.block_size) + 1
     }
 
     /// Pages of the longest prompt's part that runs: it holds them beside its window until the step is done.
     pub fn chunk_pages(&self, tokens: usize, policy: Policy) -> u64 {
-        let windowed = self.windows.iter().flatten().count() as u64;
+        let windowed = self.groups.windows().flatten().count() as u64;
         match policy {
             Policy::Paged => 0,
             Policy::Reserved | Policy::WindowsFreed => {
@@ -69,6 +67,17 @@ impl CacheShape {
         self.pages(tokens, policy).saturating_add(self.chunk_pages(tokens, policy)).min(kept)
     }
 
+    /// Tokens of the longest sequence that so many pages hold, up to `most`.
+    pub fn longest(&self, pages: u64, most: usize, policy: Policy) -> usize {
+        let fits = |blocks: usize| self.pages_needed(blocks.saturating_mul(self.block_size), policy) <= pages;
+        let (mut fitting, mut failing) = (0, most.div_ceil(self.block_size) + 1);
+        while fitting + 1 < failing {
+            let middle = fitting + (failing - fitting) / 2;
+            if fits(middle) { fitting = middle } else { failing = middle }
+        }
+        fitting.saturating_mul(self.block_size).min(most)
+    }
+
     /// Sequences of `tokens` that `pages` hold at the same time, where none may be longer than `longest`.
     pub fn users(&self, pages: u64, tokens: usize, longest: usize, policy: Policy) -> u64 {
         let held = if policy == Policy::Reserved { longest } else { tokens };
@@ -81,7 +90,7 @@ impl CacheShape {
 
     /// Bytes of a page on a rank.
     pub fn page_bytes(&self, model: &ModelShape, share: &Share, format: KvFormat) -> u64 {
-        let tokens = (self.block_size as u64).saturating_mul(self.layers_per_page as u64);
+        let tokens = (self.block_size as u64).saturating_mul(self.groups.layers_per_page() as u64);
         tokens.saturating_mul(model.kv_numbers(share.kv_heads.len())).saturating_mul(format.bytes())
     }
 }
@@ -119,26 +128,7 @@ impl ModelShape {
     /// Bytes of a sequence's pages in the layers that have windows, however long it is.
     pub fn kv_bytes_of_windows(&self, cache: &CacheShape, format: KvFormat) -> u64 {
         let one = self.kv_numbers(self.kv_heads()) * format.bytes() * cache.block_size as u64;
-        let pages = |window: &NonZeroUsize| cache.pages_of_window(*window) as u64;
+        let pages = |window: &NonZeroUsize| cache.pages_of_window(window.get()) as u64;
         self.windows.iter().flatten().map(|window| pages(window) * one).sum()
     }
-}
-
-/// Layers of a page, and the windows of the groups.
-pub(super) fn group(windows: &[Option<NonZeroUsize>]) -> (usize, Vec<Option<NonZeroUsize>>) {
-    let mut counts: Vec<(Option<NonZeroUsize>, usize)> = Vec::new();
-    for window in windows {
-        match counts.iter_mut().find(|(known, _)| known == window) {
-            Some((_, count)) => *count += 1,
-            None => counts.push((*window, 1)),
-        }
-    }
-    let groups_of = |per_page: usize| counts.iter().map(|(_, count)| count.div_ceil(per_page)).sum::<usize>();
-    let padding = |per_page: usize| groups_of(per_page) * per_page - windows.len();
-    let fits = |per_page: &usize| groups_of(*per_page) <= 16;
-    let good = (1..=windows.len()).filter(fits).filter(|&n| padding(n) * 10 <= windows.len());
-    let good = good.min_by_key(|&n| (groups_of(n), padding(n)));
-    let per_page = good.or_else(|| (1..=windows.len()).filter(fits).min_by_key(|&n| padding(n))).unwrap_or(1);
-    let of_window = |(window, count): &(_, usize)| vec![*window; count.div_ceil(per_page)];
-    (per_page, counts.iter().flat_map(of_window).collect())
 }

@@ -118,7 +118,7 @@ impl Plan {
 
     /// Enough for one sequence of full length where less was given; what there is room for where more was.
     fn kv_bytes(&self) -> Option<Change> {
-        let page_bytes: u64 = self.ranks.iter().map(|rank| rank.page_bytes).sum();
+        let page_bytes = self.page_bytes();
         let enough = self.pages_needed().saturating_mul(page_bytes);
         let room =
             self.with(|request| request.kv_bytes = None).map(|plan| plan.pages().saturating_mul(page_bytes));

@@ -49,6 +49,7 @@ use self::{
 use crate::{
     config::ModelConfig,
     ids::Rank,
+    kv::KvGroups,
     model::{self, LoadOptions, STEP_LIMIT},
     partition::{Partition, PartitionError, Share},
 };
@@ -273,7 +274,9 @@ impl Plan {
     /// Pages of the engine's pool: those that there are, and no more than all sequences together could use unless
     /// somebody asked for them.
     pub fn pool_pages(&self) -> usize {
-        let most = self.pages_needed().saturating_mul(self.request.limits.max_num_seqs as u64);
+        let limits = &self.request.limits;
+        let of_one = self.cache.pages(limits.max_model_len, Policy::Paged);
+        let most = of_one.saturating_mul(limits.max_num_seqs as u64);
         let pages = if self.request.kv_bytes.is_some() { self.pages() } else { self.pages().min(most) };
         usize::try_from(pages).unwrap_or(usize::MAX)
     }
@@ -288,6 +291,11 @@ impl Plan {
         let has_room = self.ranks.iter().all(|rank| rank.room_bytes().is_none_or(|room| room > 0));
         let pages = if has_room { self.pages_in(format) } else { 0 };
         Some(self.cache.users(pages, context, longest, policy))
+    }
+
+    /// Bytes of a page over all ranks.
+    pub fn page_bytes(&self) -> u64 {
+        self.ranks.iter().map(|rank| rank.page_bytes).sum()
     }
 
     /// Bytes of all ranks' weights.
@@ -405,11 +413,9 @@ fn on_card(
 }
 
 fn cache_shape(model: &ModelShape, limits: &Limits) -> CacheShape {
-    let groups = cache::group(&model.windows);
     CacheShape {
         block_size: limits.block_size,
-        layers_per_page: groups.0,
-        windows: groups.1,
+        groups: KvGroups::of_windows(&model.windows),
         chunk: limits.max_num_batched_tokens.min(limits.max_model_len),
     }
 }

@@ -186,7 +186,7 @@ fn llama(layers: usize, hidden: usize, heads: usize, columns: usize) -> ModelSha
                 original_context: 8192,
             },
         },
-        sliding_window: None,
+        layer_windows: vec![None; layers],
         tie_word_embeddings: false,
         eos_token_ids: vec![128_001, 128_008, 128_009],
         bos_token_id: Some(128_000),

@@ -147,7 +147,7 @@ impl From<&ModelConfig> for ModelShape {
                 head_dim: config.head_dim,
                 ..GroupedAttention::default()
             }),
-            windows: vec![config.sliding_window; config.num_layers],
+            windows: config.layer_windows.clone(),
             dense_layers: config.num_layers,
             dense_columns: config.intermediate_size,
             experts: None,

@@ -94,7 +94,7 @@ impl Plan {
         let (pages, needed) = (self.pages(), self.pages_needed());
         let max_model_len = self.request.limits.max_model_len;
         let on_host = self.ranks.iter().all(|rank| rank.usable_bytes.is_none());
-        let page_bytes: u64 = self.ranks.iter().map(|rank| rank.page_bytes).sum();
+        let page_bytes = self.page_bytes();
         let at = self.tightest();
         let (rank, device) = (&self.ranks[at], self.ranks[at].device.name().to_owned());
         let room_bytes = rank.room_bytes().unwrap_or(0);

@@ -81,9 +81,8 @@ fn windows_halve_what_a_token_of_gpt_oss_costs_and_take_five_mebibytes_a_sequenc
     let (model, cache) = (&plan.request.model, &plan.cache);
     assert_eq!(model.kv_bytes_per_token(BF16), 72 << 10);
     assert_eq!(model.kv_bytes_per_kept_token(BF16), 36 << 10);
-    assert_eq!((cache.layers_per_page, cache.windows.len()), (18, 2));
-    let window = std::num::NonZeroUsize::new(128).expect("not 0");
-    assert_eq!(cache.pages_of_window(window), 9);
+    assert_eq!((cache.groups.layers_per_page(), cache.groups.count()), (18, 2));
+    assert_eq!(cache.pages_of_window(128), 9);
     // 18 layers x 9 pages x 16 tokens x 2 KiB.
     assert_eq!(model.kv_bytes_of_windows(cache, BF16), 5_308_416);
     for (tokens, published, within) in
