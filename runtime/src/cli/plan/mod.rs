@@ -1,7 +1,7 @@
 //! `consort plan`: whether a model fits, for how many users, and how fast it could be, before anything is loaded.
 //!
-//! [`request`] makes of the command line what the planner is asked, [`report`] of its answer what `--json` shows; `text`
-//! and `svg` draw it, and `toml` writes the topology that `consort serve` would take.
+//! [`request`] makes of the command line what the planner is asked, [`report`] of its answer what `--json` shows;
+//! `text` and `svg` draw it, and `toml` writes the topology that `consort serve` would take.
 
 mod args;
 mod report;

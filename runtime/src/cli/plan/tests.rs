@@ -222,8 +222,8 @@ fn a_topology_is_planned_as_the_engine_would_run_it() {
     let folder = checkpoint();
     let file = folder.path().join("cluster.toml");
     let text = format!(
-        "[model]\npath = \"{}\"\nmax_model_len = 1024\n[parallel]\ntensor_parallel_size = 2\nweights = [2, 1]\n[cache]\n\
-         kv_cache_memory_bytes = \"1MiB\"\n",
+        "[model]\npath = \"{}\"\nmax_model_len = 1024\n[parallel]\ntensor_parallel_size = 2\nweights = [2, 1]\n\
+         [cache]\nkv_cache_memory_bytes = \"1MiB\"\n",
         path(folder.path())
     );
     fs::write(&file, text).expect("written");
