@@ -41,6 +41,7 @@ pub use consort_actors::{
     SubmitError, plan::TokenLogprobs,
 };
 pub use consort_kernels::device::Isa;
+pub use consort_parallel::plan;
 
 pub use crate::{
     engine::{

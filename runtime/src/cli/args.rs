@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use super::doctor::WantedDevice;
+use super::{doctor::WantedDevice, plan::PlanArgs};
 use crate::{
     convert::DType,
     engine::EngineBuilder,
@@ -57,6 +57,8 @@ pub(super) enum Command {
     Run(RunArgs),
     /// Write a model as a folder that `transformers` loads: BF16 safetensors, configuration, tokenizer.
     Convert(ConvertArgs),
+    /// Tell whether a model fits, for how many users, and how fast it could be, before anything is loaded.
+    Plan(PlanArgs),
     /// Tell what this machine has for serving models, GPUs above all, and what to do about each gap.
     Doctor(DoctorArgs),
     /// Start a topology and its server, ask a question through it, and tell who did what.
@@ -166,7 +168,7 @@ impl WeightType {
 }
 
 /// A number of things, which no number below 0 is.
-fn whole(text: &str) -> Result<usize, String> {
+pub(super) fn whole(text: &str) -> Result<usize, String> {
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
     text.parse().map_err(|_| match digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.is_empty() {
         true if text.starts_with('-') => format!("must be at least 0, got {text}"),
@@ -276,7 +278,7 @@ pub(super) struct ServerArgs {
 }
 
 /// Whether a path names a topology rather than a model.
-fn is_topology(path: &Path) -> bool {
+pub(super) fn is_topology(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("toml"))
 }
 

@@ -252,7 +252,7 @@ pub(crate) struct Compute {
     pub(crate) threads_per_rank: usize,
 }
 
-fn open(topology: &Topology) -> Result<Arc<Checkpoint>, EngineError> {
+pub(super) fn open(topology: &Topology) -> Result<Arc<Checkpoint>, EngineError> {
     let path = topology.model_path();
     Checkpoint::open(path).map_err(|source| EngineError::Checkpoint { path: path.to_path_buf(), source })
 }

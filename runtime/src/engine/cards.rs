@@ -1,19 +1,11 @@
 //! The GPUs that a topology names, as they are on this machine.
 
-use consort_kernels::{
-    KernelError,
-    cuda::{
-        arch::Arch,
-        device::{CudaError, DeviceFacts, Selector, devices, free_bytes},
-        settings::Settings,
-    },
+use consort_kernels::cuda::{
+    arch::Arch,
+    device::{CudaError, DeviceFacts, Selector, devices, free_bytes},
+    settings::Settings,
 };
-use consort_parallel::{
-    config::ModelConfig,
-    ids::Rank,
-    model::{self, LoadOptions},
-    partition::Partition,
-};
+use consort_parallel::plan::{RankDevice, gpus};
 
 use crate::topology::DeviceSpec;
 
@@ -28,20 +20,6 @@ struct Card {
     facts: DeviceFacts,
     /// What others have left of its memory.
     free_bytes: u64,
-}
-
-/// What is left for keys and values on the card that has least.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CardMemory {
-    /// Blocks that fit on every card.
-    pub(super) blocks: usize,
-    /// The rank whose card decides, and its number there.
-    pub(super) rank: usize,
-    pub(super) ordinal: u32,
-    /// Bytes of that card, those that may be used, and those that weights and activations take.
-    pub(super) memory_bytes: u64,
-    pub(super) usable_bytes: u64,
-    pub(super) model_bytes: u64,
 }
 
 /// What the driver calls the device.
@@ -83,40 +61,16 @@ impl Cards {
         Ok(Some(Cards { cards }))
     }
 
-    /// Blocks that fit on every card beside weights and activations, in `utilization` of its memory. Computed from
-    /// headers alone; the options' number of blocks is not read.
-    pub(super) fn memory(
-        &self,
-        config: &ModelConfig,
-        partition: &Partition,
-        options: &LoadOptions,
-        utilization: f64,
-    ) -> Result<Option<CardMemory>, KernelError> {
-        let mut least: Option<CardMemory> = None;
-        // The same shares in each replica.
-        for ((at, Card { facts: card, free_bytes }), share) in
-            self.cards.iter().enumerate().zip(partition.shares().iter().cycle())
-        {
-            let rank = at % partition.shares().len();
-            let of = Rank(rank as u16);
-            let layout = model::kv_layout(config, share, options.dtype, options.block_size)?;
-            // Others may have taken some of it.
-            let usable_bytes = ((card.memory_bytes as f64 * utilization) as u64).min(*free_bytes);
-            let blocks_in =
-                |bytes: u64| (bytes / layout.block_bytes().max(1)).min(u64::from(u32::MAX)) as usize;
-            // Scratch memory grows with the pool, slowly: that of a pool which fills the card is enough for any.
-            let options = LoadOptions { num_blocks: blocks_in(usable_bytes), ..*options };
-            let model_bytes =
-                model::cuda::memory_bytes(config, partition, of, &options, card.multiprocessors)?;
-            let left = usable_bytes.saturating_sub(model_bytes);
-            let blocks = blocks_in(left);
-            let (ordinal, memory_bytes) = (card.ordinal, card.memory_bytes);
-            let here = CardMemory { blocks, rank, ordinal, memory_bytes, usable_bytes, model_bytes };
-            if least.is_none_or(|least| blocks < least.blocks) {
-                least = Some(here);
-            }
-        }
-        Ok(least)
+    /// The same for a planner, one for each rank: where several replicas have such a rank, the card that has least left.
+    pub(super) fn devices(&self, ranks: usize) -> Vec<RankDevice> {
+        let left = |card: &&Card| card.free_bytes.min(card.facts.memory_bytes);
+        let of_rank = |rank: usize| self.cards.iter().skip(rank).step_by(ranks.max(1)).min_by_key(left);
+        let device = |Card { facts, free_bytes }: &Card| RankDevice::Seen {
+            card: gpus::of_driver(&facts.name, facts.memory_bytes, facts.multiprocessors),
+            label: format!("cuda:{}", facts.ordinal),
+            free_bytes: *free_bytes,
+        };
+        (0..ranks).filter_map(of_rank).map(device).collect()
     }
 }
 

@@ -7,6 +7,7 @@
 mod builder;
 mod cards;
 mod factory;
+mod host;
 mod live;
 mod options;
 mod plan;
@@ -29,7 +30,7 @@ use consort_actors::{Ensemble, EnsembleState, StateWatch, Status};
 use consort_kernels::device::Isa;
 use serde_json::{Map, Value};
 
-pub(crate) use self::builder::Compute;
+pub(crate) use self::{builder::Compute, plan::plan_request};
 pub use self::{
     builder::EngineBuilder,
     live::LiveRequest,

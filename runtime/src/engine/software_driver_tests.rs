@@ -12,6 +12,7 @@ use super::{Engine, FinishReason, GenerateOptions, TextEvent};
 use crate::{
     EngineBuilder,
     error::{DeviceError, EngineError, RequestError},
+    plan::Shortfall,
     testing,
     topology::Environment,
 };
@@ -292,8 +293,11 @@ fn software_driver_cards_too_small_or_absent_are_refused_before_anything_is_load
     in_child(test, &[("CONSORT_SOFTWARE_DRIVER_MEMORY", "2000000")], || {
         block_on(async {
             let folder = checkpoint();
-            let small = tiny(&folder, "cuda:0").start().await.expect_err("too small").to_string();
-            assert!(small.contains("gpu_memory_utilization") && small.contains("cuda:0 (rank 0)"), "{small}");
+            let small = tiny(&folder, "cuda:0").start().await.expect_err("too small");
+            let text = small.to_string();
+            let EngineError::DoesNotFit { plan } = small else { panic!("{text}") };
+            assert!(matches!(plan.shortfall(), Some(Shortfall::Model { rank: 0, .. })), "{text}");
+            assert!(text.contains("rank 0 on cuda:0 lacks 2.0 MB: its weights take"), "{text}");
             match tiny(&folder, "cuda:1").start().await.expect_err("one card only") {
                 EngineError::Device(DeviceError(CudaError::NoDevice { wanted, reason })) => {
                     assert!(wanted == "cuda:1" && reason.contains("cuda:0"), "{wanted}: {reason}");

@@ -11,6 +11,7 @@ pub(super) const PURE: &[&str] = &[
     "actors/src/scheduler/state.rs",
     "kernels/src/sampling/",
     "parallel/src/partition.rs",
+    "parallel/src/plan/",
 ];
 
 /// Words that have no place there, and why.
