@@ -6,6 +6,7 @@
 mod actor;
 mod invariants;
 mod message;
+mod names;
 mod planning;
 mod pool;
 mod sequence;

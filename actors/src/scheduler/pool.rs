@@ -4,13 +4,11 @@
 //! or *cached* (nobody holds it and its content has a name). Cached pages are taken, longest unused first, when none is
 //! free. A page with a name is full, and is never written again while it has it.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    hash::{BuildHasherDefault, Hasher},
-};
+use std::collections::BTreeMap;
 
 use consort_parallel::ids::BlockId;
 
+use super::names::Names;
 use crate::{ids::Step, prefix::BlockKey};
 
 /// Whether a sequence may start to run.
@@ -64,30 +62,6 @@ pub(super) struct Content<'a> {
     pub(super) tokens: &'a [u32],
 }
 
-/// Keys are hashes already, and 8 bytes of one are enough to spread them.
-#[derive(Clone, Default)]
-pub(super) struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for part in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..part.len()].copy_from_slice(part);
-            self.write_u64(u64::from_le_bytes(word));
-        }
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
-
-type Index = HashMap<(BlockKey, u8), BlockId, BuildHasherDefault<KeyHasher>>;
-
 /// Pages of one replica's KV cache, the same on all of its ranks.
 #[derive(Clone, Debug)]
 pub struct PagePool {
@@ -95,8 +69,8 @@ pub struct PagePool {
     pages: Vec<Page>,
     /// Taken from the end.
     free: Vec<BlockId>,
-    /// Where each name is found. Never iterated in an order that shows.
-    index: Index,
+    /// Where each name is found.
+    names: Names,
     /// Tokens of named pages, `block_size` for each page.
     tokens: Vec<u32>,
     /// Ends of the list of cached pages.
@@ -127,7 +101,7 @@ impl PagePool {
             block_size,
             pages: vec![page; num_blocks],
             free: (0..count).rev().map(BlockId).collect(),
-            index: Index::default(),
+            names: Names::default(),
             tokens: vec![0; num_blocks * block_size],
             oldest: NONE,
             newest: NONE,
@@ -226,9 +200,7 @@ impl PagePool {
         if page.name.is_some() {
             return;
         }
-        if let std::collections::hash_map::Entry::Vacant(entry) = self.index.entry((content.key, page.group))
-        {
-            entry.insert(block);
+        if self.names.insert(content.key, page.group, block) {
             page.name = Some(Name { key: content.key, parent: content.parent });
             let at = block.index() * self.block_size;
             self.tokens[at..at + self.block_size].copy_from_slice(content.tokens);
@@ -237,7 +209,7 @@ impl PagePool {
 
     /// The page of `group` with this content. Tokens are compared, whatever the key says.
     pub(super) fn find(&self, content: Content<'_>, group: usize) -> Option<BlockId> {
-        let block = *self.index.get(&(content.key, group as u8))?;
+        let block = self.names.get(content.key, group as u8)?;
         let name = self.pages[block.index()].name?;
         let at = block.index() * self.block_size;
         let same = name.parent == content.parent && self.tokens[at..at + self.block_size] == *content.tokens;
@@ -246,22 +218,12 @@ impl PagePool {
 
     /// Whether a page of `group` has this name and a sequence holds it.
     pub(super) fn is_held(&self, key: BlockKey, group: usize) -> bool {
-        self.index.get(&(key, group as u8)).is_some_and(|block| self.pages[block.index()].refs > 0)
+        self.names.get(key, group as u8).is_some_and(|block| self.pages[block.index()].refs > 0)
     }
 
     /// What may become of a page next.
     pub(super) fn state(&self, block: BlockId) -> PageState {
         self.pages[block.index()].state
-    }
-
-    /// Forgets every name: what is cached becomes free. Pages that sequences hold stay theirs.
-    pub fn forget_names(&mut self) {
-        while let Some(block) = self.evict() {
-            self.pages[block.index()].state = PageState::Free;
-            self.free.push(block);
-        }
-        self.index.clear();
-        self.pages.iter_mut().for_each(|page| page.name = None);
     }
 
     /// Takes the name from the page that was unused longest.
@@ -270,7 +232,7 @@ impl PagePool {
         self.unlink(block);
         let page = &mut self.pages[block.index()];
         let name = page.name.take().expect("a cached page has a name");
-        self.index.remove(&(name.key, page.group));
+        self.names.remove(name.key, page.group);
         Some(block)
     }
 
@@ -319,8 +281,8 @@ impl PagePool {
         for (at, page) in self.pages.iter().enumerate() {
             assert_eq!(page.refs, holders[at], "page {at} has another number of holders than tables");
             assert_eq!(page.state == PageState::Owned, page.refs > 0, "page {at} is {:?}", page.state);
-            let named = page.name.map(|name| self.index.get(&(name.key, page.group)));
-            assert!(named.is_none_or(|found| found == Some(&BlockId(at as u32))), "page {at} is not found");
+            let named = page.name.map(|name| self.names.get(name.key, page.group));
+            assert!(named.is_none_or(|found| found == Some(BlockId(at as u32))), "page {at} is not found");
             assert!(page.name.is_none() || page.state != PageState::Free, "free page {at} has a name");
             assert!(page.name.is_some() || page.state != PageState::Cached, "cached page {at} has no name");
             let count = match page.state {
@@ -338,7 +300,7 @@ impl PagePool {
         assert_eq!(self.cached, count("cached"), "cached pages are miscounted");
         assert_eq!(count("free") + count("owned") + count("quarantined") + count("cached"), self.total());
         let names = self.pages.iter().filter(|page| page.name.is_some()).count();
-        assert_eq!(names, self.index.len(), "a name leads to a page that does not have it");
+        assert_eq!(names, self.names.len(), "a name leads to a page that does not have it");
         self.check_list();
         let waiting = self.quarantine.values().flatten();
         let waiting = waiting.filter(|&&block| self.state(block) == PageState::Quarantined).count();
