@@ -60,10 +60,11 @@ pub(super) fn text(report: &Report, style: Style) -> String {
     let _ = match (&report.shortfall, report.changes.split_first()) {
         (None, _) => writeln!(out, "\nit fits"),
         (Some(shortfall), None) => {
-            writeln!(out, "\nit does not fit: {}\nno single change makes it fit", shown_whole(shortfall))
+            let shortfall = wrapped(&format!("it does not fit: {}", shown_whole(shortfall)));
+            writeln!(out, "\n{shortfall}\nno single change makes it fit")
         }
         (Some(shortfall), Some((smallest, others))) => {
-            let _ = writeln!(out, "\nit does not fit: {}", shown_whole(shortfall));
+            let _ = writeln!(out, "\n{}", wrapped(&format!("it does not fit: {}", shown_whole(shortfall))));
             let _ = writeln!(out, "the smallest change: {smallest}");
             others.iter().try_for_each(|other| writeln!(out, "                 or: {other}"))
         }
@@ -76,7 +77,10 @@ pub(super) fn text(report: &Report, style: Style) -> String {
 
 fn head(out: &mut String, report: &Report) {
     let (model, settings) = (&report.model, &report.settings);
-    let billions = |count: u64| format!("{:.2} billion", count as f64 / 1e9);
+    let billions = |count: u64| match count {
+        1_000_000_000.. => format!("{:.2} billion", count as f64 / 1e9),
+        _ => format!("{:.2} million", count as f64 / 1e6),
+    };
     let _ = write!(out, "{}: {} parameters", shown_whole(&model.name), billions(model.parameters));
     if model.experts > 0 {
         let active = billions(model.active_parameters);
@@ -247,6 +251,25 @@ fn table(out: &mut String, rows: &[Vec<String>], left: usize) {
         let line = row.iter().enumerate().map(cell).collect::<Vec<_>>().join("  ");
         let _ = writeln!(out, "{}", line.trim_end());
     }
+}
+
+/// Words on lines of bounded width.
+fn wrapped(text: &str) -> String {
+    const COLUMNS: usize = 100;
+    let (mut out, mut column) = (String::new(), 0);
+    for word in text.split(' ') {
+        let width = word.width();
+        if column > 0 && column + 1 + width > COLUMNS {
+            out.push_str("\n  ");
+            column = 2;
+        } else if column > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += width;
+    }
+    out
 }
 
 /// A number with commas between thousands.
