@@ -235,7 +235,8 @@ pub(crate) struct StatusBoard {
 struct Board {
     block_size: usize,
     replicas: Vec<ReplicaStatus>,
-    /// What the ensemble as a whole was told, which outweighs what its replicas are: that it drains, stopped, or failed.
+    /// What the ensemble as a whole was told, which outweighs what its replicas are: that it drains, stopped, or
+    /// failed.
     told: Option<EnsembleState>,
     state: EnsembleState,
     /// Requests that ended at no replica.
@@ -390,8 +391,8 @@ impl Board {
     }
 }
 
-/// Whether replicas serve together: as long as one does. Otherwise what one of them is that may serve again, and a failure
-/// once all have failed.
+/// Whether replicas serve together: as long as one does. Otherwise what one of them is that may serve again, and a
+/// failure once all have failed.
 fn combined(replicas: &[ReplicaStatus]) -> EnsembleState {
     let named = |of: &ReplicaStatus, reason: &str| match replicas.len() {
         1 => reason.to_owned(),

@@ -57,8 +57,8 @@ impl Drop for Inner {
 }
 
 impl Ensemble {
-    /// Starts the actor tree, loads every rank of every replica, and returns once all are ready, or with the first error. Must be
-    /// called within a tokio runtime, which then runs the actors.
+    /// Starts the actor tree, loads every rank of every replica, and returns once all are ready, or with the first
+    /// error. Must be called within a tokio runtime, which then runs the actors.
     pub async fn start(
         spec: EnsembleSpec,
         progress: Option<ProgressCallback>,
@@ -137,8 +137,8 @@ impl Ensemble {
         Ok(streams.into_iter().map(generation).collect())
     }
 
-    /// Puts neighbours of the same prompt together, with the keys by which a replica is chosen. They are reckoned here, by
-    /// whoever submits, and not by the one router; where there is no choice, not at all.
+    /// Puts neighbours of the same prompt together, with the keys by which a replica is chosen. They are reckoned
+    /// here, by whoever submits, and not by the one router; where there is no choice, not at all.
     fn grouped(&self, requests: Vec<Request>) -> Vec<Vec<(Request, Arc<[BlockKey]>)>> {
         let spec = &self.inner.shared.spec;
         let has_choice = spec.replicas() > 1 && spec.cache.prefix_caching;
@@ -178,7 +178,8 @@ impl Ensemble {
     }
 
     /// Takes no more requests in, lets the open ones finish for at most `grace`, ends the rest with
-    /// [`GenerationError::ShuttingDown`](crate::GenerationError::ShuttingDown), and returns once every actor and thread has ended.
+    /// [`GenerationError::ShuttingDown`](crate::GenerationError::ShuttingDown), and returns once every actor and
+    /// thread has ended.
     pub async fn shutdown(&self, grace: Duration) {
         let shared = &self.inner.shared;
         shared.board.transition(EnsembleState::Draining);

@@ -188,16 +188,17 @@ impl RouterState {
 
     fn progressed(&mut self, replica: ReplicaId, progress: Progress) {
         let Progress { started, prefilled, ended } = progress;
-        let turns: [(Vec<SequenceId>, fn(&mut Router, SequenceId)); 3] =
-            [(started, Router::started), (prefilled, Router::prefilled), (ended, Router::ended)];
-        for (sequences, turn) in turns {
+        // One that was placed elsewhere since is none of that replica's any more.
+        let mut turn = |sequences: Vec<SequenceId>, turn: fn(&mut Router, SequenceId)| {
             for sequence in sequences {
-                // One that was placed elsewhere since is none of that replica's any more.
                 if self.router.place_of(sequence) == Some(replica) {
                     turn(&mut self.router, sequence);
                 }
             }
-        }
+        };
+        turn(started, Router::started);
+        turn(prefilled, Router::prefilled);
+        turn(ended, Router::ended);
     }
 
     /// Asks back what would be served sooner elsewhere.

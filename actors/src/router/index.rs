@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use crate::prefix::BlockKey;
 
-/// Keys of blocks that were sent to one replica, the least recently sent forgotten first. Bounded: a replica cannot hold
-/// more blocks than its pool has.
+/// Keys of blocks that were sent to one replica, the least recently sent forgotten first. Bounded: a replica cannot
+/// hold more blocks than its pool has.
 ///
-/// A chain is entered from its end to its beginning, so that a block is never older than those that follow it, and never
-/// forgotten before them: what is known of a chain is always its beginning.
+/// A chain is entered from its end to its beginning, so that a block is never older than those that follow it, and
+/// never forgotten before them: what is known of a chain is always its beginning.
 #[derive(Clone, Debug)]
 pub(super) struct PrefixIndex {
     capacity: usize,

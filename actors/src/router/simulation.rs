@@ -280,9 +280,8 @@ impl Simulation {
                 replica.outbox.push_back(ToRouter::Ended(sequence));
             }
             Some(ToReplica::GiveBack(sequence)) => {
-                if replica.waiting.remove(&(self.asked[&sequence].shape.priority, sequence)) {
-                    replica.outbox.push_back(ToRouter::GivenBack(vec![sequence]));
-                }
+                let is_waiting = replica.waiting.remove(&(self.asked[&sequence].shape.priority, sequence));
+                replica.outbox.extend(is_waiting.then(|| ToRouter::GivenBack(vec![sequence])));
             }
         }
     }

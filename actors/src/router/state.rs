@@ -120,10 +120,11 @@ impl Seat {
 
 /// Decides which replica serves a request. A plain value: no clock, no channel.
 ///
-/// **Choice.** A request goes where its prompt is computed soonest: to the replica with the least load plus prefill that
-/// the request itself needs there, both in tokens. So the longest known prefix wins, unless its replica's load exceeds the
-/// least loaded one's by more than the prefill that it saves. Ties go to the longer prefix, then to the lesser load, then
-/// to the lower number. Replicas that are not ready get nothing, and full ones only where all are full.
+/// **Choice.** A request goes where its prompt is computed soonest: to the replica with the least load plus prefill
+/// that the request itself needs there, both in tokens. So the longest known prefix wins, unless its replica's load
+/// exceeds the least loaded one's by more than the prefill that it saves. Ties go to the longer prefix, then to the
+/// lesser load, then to the lower number. Replicas that are not ready get nothing, and full ones only where all are
+/// full.
 ///
 /// **What is known of prefixes** is learned from where requests were sent; a replica that loses its cache says so.
 ///
@@ -228,8 +229,8 @@ impl Router {
         self.open.get(&sequence).map(|placed| placed.at)
     }
 
-    /// Requests that wait where it is full while another replica could serve them at once, or sooner. Each is to be asked
-    /// back; [`Router::given_back`] or [`Router::started`] says what came of that.
+    /// Requests that wait where it is full while another replica could serve them at once, or sooner. Each is to be
+    /// asked back; [`Router::given_back`] or [`Router::started`] says what came of that.
     pub fn rebalance(&mut self) -> Vec<Withdrawal> {
         let mut withdrawals = Vec::new();
         // Replicas whose first in line is to stay: those behind it are not served before it anywhere.

@@ -54,8 +54,8 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// Opens a request's queue, and hands out what is to be scheduled. One that may be given back is kept in full until it
-    /// starts: prompts that wait exist twice then.
+    /// Opens a request's queue, and hands out what is to be scheduled. One that may be given back is kept in full
+    /// until it starts: prompts that wait exist twice then.
     pub(super) fn insert(
         &mut self,
         submission: Submission,

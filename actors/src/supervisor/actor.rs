@@ -99,9 +99,9 @@ impl Actor for SupervisorActor {
 }
 
 impl SupervisorState {
-    /// The one place where it is decided what follows an end. A replica restarts its own children: when it ends itself, it
-    /// has used up its restarts and stays out, and the others go on. The router holds nothing that cannot be had back, so
-    /// it is started anew, within a budget; without one, nothing can be served.
+    /// The one place where it is decided what follows an end. A replica restarts its own children: when it ends
+    /// itself, it has used up its restarts and stays out, and the others go on. The router holds nothing that cannot
+    /// be had back, so it is started anew, within a budget; without one, nothing can be served.
     async fn ended(&mut self, myself: &ActorRef<SupervisorMessage>, who: ActorId, reason: String) {
         let is_it = |replica: &Option<ActorRef<ReplicaMessage>>| {
             replica.as_ref().is_some_and(|replica| replica.get_id() == who)

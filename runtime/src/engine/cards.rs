@@ -30,8 +30,8 @@ pub(super) fn selector(device: DeviceSpec) -> Result<Selector, CudaError> {
 }
 
 impl Cards {
-    /// Those of `wanted`, in rank order, `ranks` for each replica; `None` where ranks compute on CPUs. Only they are opened, and only when they
-    /// are known to do.
+    /// Those of `wanted`, in rank order, `ranks` for each replica; `None` where ranks compute on CPUs. Only they are
+    /// opened, and only when they are known to do.
     pub(super) fn look(wanted: &[DeviceSpec], ranks: usize) -> Result<Option<Cards>, CudaError> {
         if wanted.iter().all(DeviceSpec::is_cpu) {
             return Ok(None);
@@ -74,8 +74,8 @@ impl Cards {
     }
 }
 
-/// Whether these cards, one for each of `wanted`, are different ones, of which the `ranks` of each replica can do the work
-/// together.
+/// Whether these cards, one for each of `wanted`, are different ones, of which the `ranks` of each replica can do the
+/// work together.
 fn check(wanted: &[DeviceSpec], facts: &[DeviceFacts], ranks: usize) -> Result<(), CudaError> {
     for (at, card) in facts.iter().enumerate() {
         if let Some(rank) = facts[..at].iter().position(|other| other.ordinal == card.ordinal) {

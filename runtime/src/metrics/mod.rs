@@ -1,8 +1,8 @@
 //! Measurements of one engine under vLLM's metric names, so that existing dashboards work unchanged.
 //!
 //! Each engine owns its recorder: nothing is installed globally, and several engines of one process do not mix.
-//! Request histograms are recorded where a stream is read ([`RequestTimer`]); gauges and the scheduler's counters
-//! are copied from the ensemble's status when [`EngineMetrics::render`] is called. Of these there is one for each replica,
+//! Request histograms are recorded where a stream is read ([`RequestTimer`]); gauges and the scheduler's counters are
+//! copied from the ensemble's status when [`EngineMetrics::render`] is called. Of these there is one for each replica,
 //! which the label `engine` numbers. A request may be moved from one replica to another before it starts, so what is
 //! measured where its stream is read stands under `engine="0"` for all replicas together.
 //!

@@ -6,6 +6,8 @@ use super::{Findings, source::Source};
 pub(super) const PURE: &[&str] = &[
     "actors/src/plan.rs",
     "actors/src/prefix.rs",
+    "actors/src/router/index.rs",
+    "actors/src/router/state.rs",
     "actors/src/scheduler/invariants.rs",
     "actors/src/scheduler/planning.rs",
     "actors/src/scheduler/pool.rs",
