@@ -249,6 +249,9 @@ pub(super) struct ModelArgs {
     /// Part of a GPU's memory that may be used; no effect on CPUs.
     #[arg(long, value_name = "PART", allow_negative_numbers = true)]
     gpu_memory_utilization: Option<f64>,
+    /// Keep the keys and values of what was computed for requests that begin alike; on unless said otherwise.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    enable_prefix_caching: Option<bool>,
     /// Most sequences that run at a time.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_num_seqs: Option<usize>,
@@ -258,6 +261,10 @@ pub(super) struct ModelArgs {
     /// Most requests that wait for their turn.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_waiting_requests: Option<usize>,
+    /// How much earlier a request must have come to go before one whose priority is better by one; with 0 priorities
+    /// have no effect.
+    #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = whole)]
+    priority_aging_ms: Option<usize>,
 }
 
 /// Flags about the server.
@@ -269,9 +276,12 @@ pub(super) struct ServerArgs {
     /// Port to listen on; 0 takes a free one.
     #[arg(long, allow_negative_numbers = true)]
     port: Option<u16>,
-    /// Environment variable that holds the key which /v1/* asks for.
+    /// Environment variable that holds the key which /v1/* asks for, or several with commas between.
     #[arg(long, value_name = "NAME")]
     api_key_env: Option<String>,
+    /// Where several API keys exist, requests with different ones share no cached prefixes; on unless said otherwise.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    salt_per_api_key: Option<bool>,
     /// Largest request body: bytes, or an amount such as 16MiB.
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     max_body_bytes: Option<String>,
@@ -302,9 +312,12 @@ impl ModelArgs {
                 block_size: self.block_size,
                 kv_cache_memory_bytes: self.kv_cache_memory_bytes,
                 gpu_memory_utilization: self.gpu_memory_utilization,
+                enable_prefix_caching: self.enable_prefix_caching,
+                salt_per_api_key: server.salt_per_api_key,
                 max_num_seqs: self.max_num_seqs,
                 max_num_batched_tokens: self.max_num_batched_tokens,
                 max_waiting_requests: self.max_waiting_requests,
+                priority_aging_ms: self.priority_aging_ms.map(|milliseconds| milliseconds as u64),
                 host: server.host,
                 port: server.port,
                 api_key_env: server.api_key_env,

@@ -80,12 +80,20 @@ pub(super) struct Timing {
 /// What a run took, as its user waits for it (from the start) and as a server's user would (from the question).
 pub(super) fn summary(usage: Usage, timing: &Timing) -> String {
     format!(
-        "loaded in {:.2} s; first token {:.2} s after start; prompt {} tokens; {}",
+        "loaded in {:.2} s; first token {:.2} s after start; {}; {}",
         timing.loaded.as_secs_f64(),
         (timing.asked + timing.first).as_secs_f64(),
-        usage.prompt_tokens,
+        prompt(usage),
         speed(usage.completion_tokens, timing.first, timing.last),
     )
+}
+
+/// `prompt 39 tokens`, and how many of them were cached if any were.
+fn prompt(usage: Usage) -> String {
+    match usage.cached_tokens {
+        0 => format!("prompt {} tokens", usage.prompt_tokens),
+        cached => format!("prompt {} tokens, {cached} of them cached", usage.prompt_tokens),
+    }
 }
 
 /// An error and its causes, each once.

@@ -222,6 +222,8 @@ fn a_run_tells_the_wait_from_its_start_and_from_its_question() {
         "loaded in 0.65 s; first token 0.80 s after start; prompt 39 tokens; 11 tokens, first after 0.14 s, then \
          5.0 tokens/s"
     );
+    let summary = report::summary(Usage { cached_tokens: 32, ..usage }, &timing);
+    assert!(summary.contains("; prompt 39 tokens, 32 of them cached; 11 tokens"), "{summary}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -123,12 +123,24 @@ impl EngineBuilder {
         self.with_overrides(|overrides| overrides.max_num_batched_tokens = Some(tokens))
     }
 
+    /// Whether the keys and values of what was computed are kept for requests that begin alike; they are unless this says
+    /// otherwise.
+    pub fn enable_prefix_caching(self, is_enabled: bool) -> Self {
+        self.with_overrides(|overrides| overrides.enable_prefix_caching = Some(is_enabled))
+    }
+
+    /// How much earlier a request must have come, in milliseconds, to go before one whose priority is better by one; with
+    /// 0 priorities have no effect.
+    pub fn priority_aging_ms(self, milliseconds: u64) -> Self {
+        self.with_overrides(|overrides| overrides.priority_aging_ms = Some(milliseconds))
+    }
+
     /// Name under which the model is served.
     pub fn served_model_name(self, name: impl Into<String>) -> Self {
         self.with_overrides(|overrides| overrides.served_model_name = Some(name.into()))
     }
 
-    /// Reads `CONSORT_*` and the API key from here instead of the process's environment; [`Environment::empty`] makes
+    /// Reads `CONSORT_*` and the API keys from here instead of the process's environment; [`Environment::empty`] makes
     /// an engine that does not depend on where it runs.
     pub fn environment(mut self, environment: Environment) -> Self {
         self.environment = Some(environment);
@@ -181,7 +193,7 @@ impl EngineBuilder {
 
     /// What [`EngineBuilder::start`] and a server would run, as a topology file: every value, those that the engine
     /// computes included, each with its origin in a comment. Reads the model's headers, tokenizer and chat template,
-    /// and no weights; blocking. An API key is named by its variable, never shown.
+    /// and no weights; blocking. Of API keys only their variable is named, they are never shown.
     pub fn effective_config(&self) -> Result<String, EngineError> {
         let topology = self.topology(&self.overrides)?;
         let checkpoint = open(&topology)?;
@@ -192,7 +204,7 @@ impl EngineBuilder {
         Ok(topology.to_annotated_toml(&plan.computed()))
     }
 
-    /// How the topology wants its server, with the API key read from the environment.
+    /// How the topology wants its server, with the API keys read from the environment.
     pub fn server_settings(&self) -> Result<ServerSettings, EngineError> {
         Ok(ServerSettings::from_topology(&self.topology(&self.overrides)?))
     }
@@ -215,6 +227,7 @@ impl EngineBuilder {
         };
         let ensemble = Ensemble::start(spec, self.on_progress).await?;
         Ok(Engine {
+            salt: None,
             inner: Arc::new(Inner {
                 ensemble,
                 tokenizer,
@@ -295,8 +308,7 @@ impl Prepared {
         let spec = ensemble_spec(topology, &checkpoint, plan, step_limit);
         let (tokenizer, template) = texts(&checkpoint)?;
         let model_name = topology.served_model_name().to_owned();
-        let metrics =
-            EngineMetrics::new(&model_name, spec.replicas(), spec.cache.block_size, spec.cache.num_blocks)?;
+        let metrics = EngineMetrics::new(&model_name, spec.replicas(), &spec.cache)?;
         Ok(Self { spec, tokenizer, template, limits, model_name, checkpoint, metrics, compute })
     }
 }
@@ -328,13 +340,17 @@ fn ensemble_spec(
     EnsembleSpec {
         ranks: topology.tensor_parallel_size(),
         vocab_size: checkpoint.config().vocab_size,
-        cache: CacheSpec { groups, ..CacheSpec::new(block_size, num_blocks) },
+        cache: CacheSpec {
+            groups,
+            prefix_caching: topology.enable_prefix_caching(),
+            ..CacheSpec::new(block_size, num_blocks)
+        },
         scheduler: SchedulerConfig {
             max_num_seqs: topology.max_num_seqs(),
             max_num_batched_tokens,
             max_model_len,
             max_waiting_requests: topology.max_waiting_requests(),
-            priority_aging_ms: 1000,
+            priority_aging_ms: topology.priority_aging_ms(),
         },
         factories: topology.replica_devices().map(|devices| Arc::new(factory(devices)) as _).collect(),
     }

@@ -1,3 +1,5 @@
+mod caching;
+
 use std::time::{Duration, Instant};
 
 use consort_actors::SubmitError;

@@ -8,14 +8,17 @@
 //!
 //! Of the metrics that a vLLM server exports by default, there are (all under `vllm:`):
 //!
-//! * gauges `num_requests_running`, `num_requests_waiting`, `kv_cache_usage_perc`, `cache_config_info` (its labels
-//!   `block_size` and `num_gpu_blocks` only);
-//! * counters `prompt_tokens`, `generation_tokens`, `num_preemptions`, `request_success`, `prefix_cache_queries`,
-//!   `prefix_cache_hits`;
+//! * gauges `num_requests_running`, `num_requests_waiting`, `kv_cache_usage_perc` (cached blocks that nobody uses are
+//!   free in it), `cache_config_info` (its labels `block_size`, `num_gpu_blocks` and `enable_prefix_caching` only);
+//! * counters `prompt_tokens`, `generation_tokens`, `num_preemptions`, `request_success`, `prefix_cache_queries` and
+//!   `prefix_cache_hits` (in tokens of prompts);
 //! * histograms `time_to_first_token_seconds`, `inter_token_latency_seconds`, `request_time_per_output_token_seconds`,
 //!   `e2e_request_latency_seconds`, `request_decode_time_seconds`, `request_prompt_tokens`,
 //!   `request_generation_tokens`, `request_max_num_generation_tokens`, `request_params_max_tokens`,
 //!   `request_params_n`.
+//!
+//! Of our own there is `consort:kv_cache_blocks`: blocks that are `used`, that nobody uses but whose content is `cached`,
+//! and that are `free` without content, by the label `state`.
 //!
 //! Absent are those that need to know when a request was scheduled (`request_queue_time_seconds`,
 //! `request_prefill_time_seconds`, `request_inference_time_seconds`) or what a single step held
@@ -34,7 +37,7 @@ use std::{
     time::Instant,
 };
 
-use consort_actors::{ReplicaStatus, Status};
+use consort_actors::{CacheSpec, ReplicaStatus, Status};
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder};
 use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
@@ -78,35 +81,47 @@ struct ReplicaInstruments {
     running: Gauge,
     waiting: Gauge,
     kv_usage: Gauge,
+    kv_used: Gauge,
+    kv_cached: Gauge,
+    kv_free: Gauge,
+    prefix_queries: Counter,
+    prefix_hits: Counter,
     prompt_tokens: Counter,
     generation_tokens: Counter,
     preemptions: Counter,
-    prefix_cache_queries: Counter,
-    prefix_cache_hits: Counter,
 }
 
 impl ReplicaInstruments {
-    fn new(set: &InstrumentSet<'_>, block_size: usize, num_blocks: usize) -> Self {
-        let info = [("block_size", block_size.to_string()), ("num_gpu_blocks", num_blocks.to_string())];
+    fn new(set: &InstrumentSet<'_>, cache: &CacheSpec) -> Self {
+        let info = [
+            ("block_size", cache.block_size.to_string()),
+            ("num_gpu_blocks", cache.num_blocks.to_string()),
+            // Dashboards know Python's words.
+            ("enable_prefix_caching", if cache.prefix_caching { "True" } else { "False" }.to_owned()),
+        ];
         let info: Vec<(&'static str, &str)> =
             info.iter().map(|(key, value)| (*key, value.as_str())).collect();
         set.gauge("vllm:cache_config_info", "Shape of the KV cache.", &info).set(1.0);
+        let kv_blocks = |state| {
+            let help = "KV blocks in use, kept for later requests only, or without content.";
+            set.gauge("consort:kv_cache_blocks", help, &[("state", state)])
+        };
         let counter = |name, help| set.counter(name, help, &[]);
         Self {
             running: set.gauge("vllm:num_requests_running", "Requests in execution batches.", &[]),
             waiting: set.gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.", &[]),
             kv_usage: set.gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", &[]),
+            kv_used: kv_blocks("used"),
+            kv_cached: kv_blocks("cached"),
+            kv_free: kv_blocks("free"),
             prompt_tokens: counter("vllm:prompt_tokens_total", "Prompt tokens processed."),
             generation_tokens: counter("vllm:generation_tokens_total", "Tokens generated."),
             preemptions: counter("vllm:num_preemptions_total", "Sequences preempted."),
-            prefix_cache_queries: counter(
+            prefix_queries: counter(
                 "vllm:prefix_cache_queries_total",
                 "Prompt tokens looked up in the prefix cache.",
             ),
-            prefix_cache_hits: counter(
-                "vllm:prefix_cache_hits_total",
-                "Prompt tokens found in the prefix cache.",
-            ),
+            prefix_hits: counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
         }
     }
 
@@ -114,11 +129,15 @@ impl ReplicaInstruments {
         self.running.set(status.running as f64);
         self.waiting.set(status.waiting as f64);
         self.kv_usage.set(status.used_blocks as f64 / status.total_blocks.max(1) as f64);
+        self.kv_used.set(status.used_blocks as f64);
+        self.kv_cached.set(status.cached_blocks as f64);
+        let kept = status.used_blocks + status.cached_blocks;
+        self.kv_free.set(status.total_blocks.saturating_sub(kept) as f64);
         self.prompt_tokens.absolute(status.prompt_tokens);
         self.generation_tokens.absolute(status.generated_tokens);
         self.preemptions.absolute(status.preemptions);
-        self.prefix_cache_queries.absolute(status.prefix_cache_queries);
-        self.prefix_cache_hits.absolute(status.prefix_cache_hits);
+        self.prefix_queries.absolute(status.prefix_cache_queries);
+        self.prefix_hits.absolute(status.prefix_cache_hits);
     }
 }
 
@@ -143,16 +162,10 @@ pub(crate) struct EngineMetrics {
 
 impl EngineMetrics {
     /// Builds the recorder. The first one of a process calibrates a clock for some milliseconds.
-    pub(crate) fn new(
-        model_name: &str,
-        replicas: usize,
-        block_size: usize,
-        num_blocks: usize,
-    ) -> Result<Self, BuildError> {
+    pub(crate) fn new(model_name: &str, replicas: usize, cache: &CacheSpec) -> Result<Self, BuildError> {
         let recorder = builder()?.build_recorder();
         let set = |engine| InstrumentSet { recorder: &recorder, model_name, engine };
-        let replicas =
-            (0..replicas).map(|engine| ReplicaInstruments::new(&set(engine), block_size, num_blocks));
+        let replicas = (0..replicas).map(|engine| ReplicaInstruments::new(&set(engine), cache));
         let replicas = replicas.collect();
         let set = set(0);
         let success = ["stop", "length", "abort", "error"].map(|reason| {

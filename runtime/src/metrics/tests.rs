@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use consort_actors::{EnsembleState, ReplicaId, ReplicaStatus, Status};
+use consort_actors::{CacheSpec, EnsembleState, ReplicaId, ReplicaStatus, Status};
 
 use super::{EngineMetrics, Outcome, RequestTimer, Siblings};
 
@@ -14,11 +14,11 @@ fn replica(number: u16) -> ReplicaStatus {
         waiting: 1,
         total_blocks: 8,
         used_blocks: 2,
-        cached_blocks: 0,
+        cached_blocks: 5,
         steps: 5,
         preemptions: 3,
         prompt_tokens: 40,
-        prefix_cache_queries: 40,
+        prefix_cache_queries: 38,
         prefix_cache_hits: 32,
         computed_tokens: 8,
         generated_tokens: 7,
@@ -37,14 +37,14 @@ fn status_of(replicas: Vec<ReplicaStatus>) -> Status {
         waiting: 1,
         total_blocks: 8,
         used_blocks: 2,
-        cached_blocks: 0,
+        cached_blocks: 5,
         block_size: 16,
         steps: 5,
         preemptions: 3,
         prompt_tokens: 40,
-        prefix_cache_queries: 40,
+        prefix_cache_queries: 38,
         prefix_cache_hits: 32,
-        computed_tokens: 60,
+        computed_tokens: 0,
         generated_tokens: 7,
         finished: Default::default(),
     }
@@ -55,7 +55,7 @@ fn status() -> Status {
 }
 
 fn metrics(model: &str) -> Arc<EngineMetrics> {
-    Arc::new(EngineMetrics::new(model, 1, 16, 8).expect("buckets are valid"))
+    Arc::new(EngineMetrics::new(model, 1, &CacheSpec::new(16, 8)).expect("buckets are valid"))
 }
 
 fn alone() -> Arc<Siblings> {
@@ -76,8 +76,13 @@ fn gauges_and_counters_carry_vllms_names_and_labels() {
         "vllm:prompt_tokens_total{model_name=\"tiny\",engine=\"0\"} 40",
         "vllm:generation_tokens_total{model_name=\"tiny\",engine=\"0\"} 7",
         "vllm:num_preemptions_total{model_name=\"tiny\",engine=\"0\"} 3",
-        "vllm:prefix_cache_queries_total{model_name=\"tiny\",engine=\"0\"} 40",
+        "vllm:prefix_cache_queries_total{model_name=\"tiny\",engine=\"0\"} 38",
         "vllm:prefix_cache_hits_total{model_name=\"tiny\",engine=\"0\"} 32",
+        "consort:kv_cache_blocks{model_name=\"tiny\",engine=\"0\",state=\"used\"} 2",
+        "consort:kv_cache_blocks{model_name=\"tiny\",engine=\"0\",state=\"cached\"} 5",
+        "consort:kv_cache_blocks{model_name=\"tiny\",engine=\"0\",state=\"free\"} 1",
+        "vllm:cache_config_info{model_name=\"tiny\",engine=\"0\",block_size=\"16\",num_gpu_blocks=\"8\",\
+         enable_prefix_caching=\"True\"} 1",
     ] {
         assert!(has(&text, line), "{line} is missing in\n{text}");
     }
@@ -86,7 +91,7 @@ fn gauges_and_counters_carry_vllms_names_and_labels() {
 
 #[test]
 fn each_replica_is_an_engine_of_its_own() {
-    let metrics = EngineMetrics::new("tiny", 2, 16, 8).expect("buckets are valid");
+    let metrics = EngineMetrics::new("tiny", 2, &CacheSpec::new(16, 8)).expect("buckets are valid");
     let second = ReplicaStatus { running: 5, used_blocks: 8, prompt_tokens: 9, ..replica(1) };
     let text = metrics.render(&status_of(vec![replica(0), second]));
     for line in [
@@ -188,16 +193,17 @@ fn names_of_models_are_escaped() {
 
 #[test]
 fn every_metric_that_the_module_promises_is_there() {
+    const LABELS: [&str; 4] = ["vllm:", "block_size", "num_gpu_blocks", "enable_prefix_caching"];
     let metrics = metrics("tiny");
     let mut timer = RequestTimer::start(Arc::clone(&metrics), 1, Some(2), alone());
     (0..2).for_each(|_| timer.token());
     timer.finish(Outcome::Length);
     let text = metrics.render(&status());
-    let (promised, absent) = include_str!("mod.rs").split_once("//! Absent are").expect("both lists");
+    let (promised, absent) = include_str!("mod.rs").split_once("//! Of our own").expect("both lists");
     let promised = promised.split_once("there are").expect("the first list").1;
     let names: Vec<&str> = promised.split('`').skip(1).step_by(2).collect();
     assert!(names.len() > 15, "{names:?}");
-    for name in names.into_iter().filter(|name| !["vllm:", "block_size", "num_gpu_blocks"].contains(name)) {
+    for name in names.into_iter().filter(|name| !LABELS.contains(name)) {
         let known = text.lines().any(|line| line.starts_with(&format!("# TYPE vllm:{name}")));
         assert!(known, "{name} is promised and missing in\n{text}");
     }

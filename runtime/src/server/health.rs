@@ -78,8 +78,13 @@ struct EngineHealth {
     waiting: usize,
     open_requests: usize,
     oldest_request_seconds: Option<f64>,
+    preemptions: u64,
     kv_blocks_used: usize,
+    /// Of those that nobody uses, the ones whose content is kept.
+    kv_blocks_cached: usize,
     kv_blocks_total: usize,
+    prefix_cache_queries: u64,
+    prefix_cache_hits: u64,
     ranks: Vec<RankHealth>,
     replicas: Vec<ReplicaHealth>,
 }
@@ -156,8 +161,12 @@ impl From<&EngineStatus> for EngineHealth {
                 .iter()
                 .map(|request| request.age.as_secs_f64())
                 .reduce(f64::max),
+            preemptions: ensemble.preemptions,
             kv_blocks_used: ensemble.used_blocks,
+            kv_blocks_cached: ensemble.cached_blocks,
             kv_blocks_total: ensemble.total_blocks,
+            prefix_cache_queries: ensemble.prefix_cache_queries,
+            prefix_cache_hits: ensemble.prefix_cache_hits,
             ranks: ranks.collect(),
             replicas: ensemble.replicas.iter().map(ReplicaHealth::from).collect(),
         }

@@ -122,6 +122,20 @@ impl TopologyBuilder {
         self
     }
 
+    /// Whether the keys and values of what was computed are kept for requests that begin alike.
+    #[must_use]
+    pub fn enable_prefix_caching(mut self, is_enabled: bool) -> Self {
+        self.raw.cache.enable_prefix_caching = by("enable_prefix_caching", is_enabled);
+        self
+    }
+
+    /// Whether requests with different API keys share no prefixes, where several keys exist.
+    #[must_use]
+    pub fn salt_per_api_key(mut self, is_salted: bool) -> Self {
+        self.raw.cache.salt_per_api_key = by("salt_per_api_key", is_salted);
+        self
+    }
+
     /// Sequences that run at a time, at most.
     #[must_use]
     pub fn max_num_seqs(mut self, sequences: usize) -> Self {
@@ -143,6 +157,14 @@ impl TopologyBuilder {
         self
     }
 
+    /// How much earlier a request must have come, in milliseconds, to go before one whose priority is better by one.
+    #[must_use]
+    pub fn priority_aging_ms(mut self, milliseconds: u64) -> Self {
+        self.raw.scheduler.priority_aging_ms =
+            by("priority_aging_ms", i64::try_from(milliseconds).unwrap_or(i64::MAX));
+        self
+    }
+
     /// Where the server listens: `HOST:PORT`.
     #[must_use]
     pub fn listen(mut self, address: impl Into<String>) -> Self {
@@ -150,7 +172,7 @@ impl TopologyBuilder {
         self
     }
 
-    /// Environment variable that holds the API key.
+    /// Environment variable that holds the API key, or several with commas between.
     #[must_use]
     pub fn api_key_env(mut self, name: impl Into<String>) -> Self {
         self.raw.server.api_key_env = by("api_key_env", name.into());

@@ -150,12 +150,15 @@ pub struct Topology {
     block_size: usize,
     kv_cache_memory_bytes: Option<u64>,
     gpu_memory_utilization: f64,
+    enable_prefix_caching: bool,
+    salt_per_api_key: bool,
     max_num_seqs: usize,
     max_num_batched_tokens: usize,
     max_waiting_requests: usize,
+    priority_aging_ms: u64,
     listen: ListenAddress,
     api_key_env: Option<String>,
-    api_key: Option<ApiKey>,
+    api_keys: Vec<ApiKey>,
     max_body_bytes: usize,
     origins: Origins,
 }
@@ -334,6 +337,16 @@ impl Topology {
         self.gpu_memory_utilization
     }
 
+    /// Whether the keys and values of what was computed are kept for requests that begin alike.
+    pub fn enable_prefix_caching(&self) -> bool {
+        self.enable_prefix_caching
+    }
+
+    /// Whether requests with different API keys share no prefixes, where several keys exist.
+    pub fn salt_per_api_key(&self) -> bool {
+        self.salt_per_api_key
+    }
+
     /// Sequences that run at a time, at most.
     pub fn max_num_seqs(&self) -> usize {
         self.max_num_seqs
@@ -349,19 +362,25 @@ impl Topology {
         self.max_waiting_requests
     }
 
+    /// How much earlier a request must have come, in milliseconds, to go before one whose priority is better by one.
+    /// With 0 the order is that of arrival.
+    pub fn priority_aging_ms(&self) -> u64 {
+        self.priority_aging_ms
+    }
+
     /// Where the server listens.
     pub fn listen(&self) -> &ListenAddress {
         &self.listen
     }
 
-    /// Name of the environment variable that holds the API key.
+    /// Name of the environment variable that holds the API keys.
     pub fn api_key_env(&self) -> Option<&str> {
         self.api_key_env.as_deref()
     }
 
-    /// Key that requests to `/v1/*` must bring, where one is configured.
-    pub fn api_key(&self) -> Option<&ApiKey> {
-        self.api_key.as_ref()
+    /// Keys of which requests to `/v1/*` must bring one, each once; none where no key is asked for.
+    pub fn api_keys(&self) -> &[ApiKey] {
+        &self.api_keys
     }
 
     /// Largest request body in bytes.
@@ -369,7 +388,7 @@ impl Topology {
         self.max_body_bytes
     }
 
-    /// The settled values as a topology file; the API key is named, never written.
+    /// The settled values as a topology file; API keys are never written, only the name of their variable.
     pub fn to_toml(&self) -> String {
         write::plain(self)
     }

@@ -51,12 +51,18 @@ pub struct Overrides {
     pub kv_cache_memory_bytes: Option<String>,
     /// Replaces `cache.gpu_memory_utilization`.
     pub gpu_memory_utilization: Option<f64>,
+    /// Replaces `cache.enable_prefix_caching`.
+    pub enable_prefix_caching: Option<bool>,
+    /// Replaces `cache.salt_per_api_key`.
+    pub salt_per_api_key: Option<bool>,
     /// Replaces `scheduler.max_num_seqs`.
     pub max_num_seqs: Option<usize>,
     /// Replaces `scheduler.max_num_batched_tokens`.
     pub max_num_batched_tokens: Option<usize>,
     /// Replaces `scheduler.max_waiting_requests`.
     pub max_waiting_requests: Option<usize>,
+    /// Replaces `scheduler.priority_aging_ms`.
+    pub priority_aging_ms: Option<u64>,
     /// Replaces the host of `server.listen`.
     pub host: Option<String>,
     /// Replaces the port of `server.listen`.
@@ -91,9 +97,12 @@ impl Overrides {
             ("--block-size", text(&self.block_size)),
             ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes.clone()),
             ("--gpu-memory-utilization", text(&self.gpu_memory_utilization)),
+            ("--enable-prefix-caching", text(&self.enable_prefix_caching)),
+            ("--salt-per-api-key", text(&self.salt_per_api_key)),
             ("--max-num-seqs", text(&self.max_num_seqs)),
             ("--max-num-batched-tokens", text(&self.max_num_batched_tokens)),
             ("--max-waiting-requests", text(&self.max_waiting_requests)),
+            ("--priority-aging-ms", text(&self.priority_aging_ms)),
             ("--host", self.host.clone()),
             ("--port", text(&self.port)),
             ("--api-key-env", self.api_key_env.clone()),

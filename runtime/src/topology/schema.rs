@@ -17,7 +17,7 @@ const fn key(name: &'static str, flag: &'static str) -> Key {
 }
 
 /// Every key there is. [`RawTopology::slot`](super::raw::RawTopology::slot) has a place for each.
-pub(super) const KEYS: [Key; 23] = [
+pub(super) const KEYS: [Key; 26] = [
     key("model.path", "--model"),
     key("model.dtype", "--dtype"),
     key("model.max_model_len", "--max-model-len"),
@@ -34,9 +34,12 @@ pub(super) const KEYS: [Key; 23] = [
     key("cache.block_size", "--block-size"),
     key("cache.kv_cache_memory_bytes", "--kv-cache-memory-bytes"),
     key("cache.gpu_memory_utilization", "--gpu-memory-utilization"),
+    key("cache.enable_prefix_caching", "--enable-prefix-caching"),
+    key("cache.salt_per_api_key", "--salt-per-api-key"),
     key("scheduler.max_num_seqs", "--max-num-seqs"),
     key("scheduler.max_num_batched_tokens", "--max-num-batched-tokens"),
     key("scheduler.max_waiting_requests", "--max-waiting-requests"),
+    key("scheduler.priority_aging_ms", "--priority-aging-ms"),
     Key { flag: None, ..key("server.listen", "") },
     key("server.api_key_env", "--api-key-env"),
     key("server.max_body_bytes", "--max-body-bytes"),

@@ -22,7 +22,7 @@ const FOREIGN_VARIABLES: [(&str, &str); 10] = [
 ];
 
 /// Names from other tools and habits that no edit distance would find.
-const FOREIGN_KEYS: [(&str, &str); 13] = [
+const FOREIGN_KEYS: [(&str, &str); 15] = [
     ("tp", "did you mean `tensor_parallel_size` in [parallel]?"),
     ("tp_size", "did you mean `tensor_parallel_size` in [parallel]?"),
     ("dp", "did you mean `data_parallel_size` in [parallel]?"),
@@ -35,6 +35,11 @@ const FOREIGN_KEYS: [(&str, &str); 13] = [
     ("deterministic", "did you mean `batch_invariant` in [parallel]?"),
     ("host", LISTEN),
     ("port", LISTEN),
+    ("prefix_caching", "did you mean `enable_prefix_caching` in [cache]?"),
+    (
+        "api_keys",
+        "keys do not belong in files: name the variable that holds them, as in api_key_env = \"API_KEYS\"",
+    ),
     (
         "api_key",
         "keys do not belong in files: name the variable that holds it, as in api_key_env = \"API_KEY\"",

@@ -4,7 +4,7 @@ mod written;
 
 use std::{fs, path::Path};
 
-use super::{DType, DeviceSpec, Environment, Overrides, Topology, TopologyError};
+use super::{ApiKey, DType, DeviceSpec, Environment, Overrides, Topology, TopologyError};
 
 /// A folder with a model file, and the topologies of a test.
 struct Place(tempfile::TempDir);
@@ -71,7 +71,9 @@ fn a_model_alone_gets_the_documented_defaults() {
     assert_eq!((topology.weights(), topology.threads_per_rank()), (None, None));
     assert_eq!(topology.listen().to_string(), "127.0.0.1:8000");
     assert_eq!(topology.max_body_bytes(), 16 << 20);
-    assert!(topology.api_key().is_none());
+    assert!(topology.api_keys().is_empty());
+    assert!(topology.enable_prefix_caching() && topology.salt_per_api_key());
+    assert_eq!(topology.priority_aging_ms(), 10_000);
 }
 
 #[test]
@@ -97,10 +99,13 @@ fn every_key_is_read() {
         block_size = 32
         kv_cache_memory_bytes = "512MiB"
         gpu_memory_utilization = 0.5
+        enable_prefix_caching = false
+        salt_per_api_key = false
         [scheduler]
         max_num_seqs = 8
         max_num_batched_tokens = 64
         max_waiting_requests = 4
+        priority_aging_ms = 0
         [server]
         listen = "[::1]:0"
         api_key_env = "KEY"
@@ -118,7 +123,9 @@ fn every_key_is_read() {
     assert_eq!(topology.gpu_memory_utilization(), 0.5);
     assert_eq!((topology.max_num_seqs(), topology.max_num_batched_tokens()), (8, 64));
     assert_eq!((topology.listen().host(), topology.listen().port()), ("::1", 0));
-    assert_eq!(topology.api_key().unwrap().reveal(), "secret");
+    assert!(!topology.enable_prefix_caching() && !topology.salt_per_api_key());
+    assert_eq!(topology.priority_aging_ms(), 0);
+    assert_eq!(topology.api_keys().iter().map(ApiKey::reveal).collect::<Vec<_>>(), ["secret"]);
     assert!(!format!("{topology:?}").contains("secret"));
     assert_eq!(topology.max_body_bytes(), 1000);
 }

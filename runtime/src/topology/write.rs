@@ -174,10 +174,17 @@ impl Sections<'_> {
         let utilization = Value::Float(topology.gpu_memory_utilization).to_string();
         let note = if topology.is_on_cpus() { "no effect on CPUs" } else { "" };
         self.line_of("cache.gpu_memory_utilization", &utilization, note, None);
+        self.number("cache.enable_prefix_caching", topology.enable_prefix_caching);
+        let note = match topology.api_keys.len() {
+            0 | 1 if topology.salt_per_api_key => "no effect with fewer than two keys",
+            _ => "",
+        };
+        self.line_of("cache.salt_per_api_key", &topology.salt_per_api_key.to_string(), note, None);
         self.section("[scheduler]");
         self.number("scheduler.max_num_seqs", topology.max_num_seqs);
         self.number("scheduler.max_num_batched_tokens", topology.max_num_batched_tokens);
         self.number("scheduler.max_waiting_requests", topology.max_waiting_requests);
+        self.number("scheduler.priority_aging_ms", topology.priority_aging_ms);
         self.section("[server]");
         self.listen();
         match &topology.api_key_env {

@@ -15,7 +15,7 @@ use consort_kernels::device::Isa;
 /// A key with a value for each layer, as TOML writes it: file, environment, flag.
 type Case = (&'static str, [&'static str; 3]);
 
-const CASES: [Case; 21] = [
+const CASES: [Case; 24] = [
     ("model.path", ["\"a.gguf\"", "\"b.gguf\"", "\"c.gguf\""]),
     ("model.dtype", ["\"float32\"", "\"auto\"", "\"bfloat16\""]),
     ("model.max_model_len", ["101", "102", "103"]),
@@ -30,9 +30,12 @@ const CASES: [Case; 21] = [
     ("cache.block_size", ["32", "48", "64"]),
     ("cache.kv_cache_memory_bytes", ["1001", "1002", "1003"]),
     ("cache.gpu_memory_utilization", ["0.1", "0.2", "0.3"]),
+    ("cache.enable_prefix_caching", ["false", "true", "false"]),
+    ("cache.salt_per_api_key", ["false", "true", "false"]),
     ("scheduler.max_num_seqs", ["1", "2", "3"]),
     ("scheduler.max_num_batched_tokens", ["301", "302", "303"]),
     ("scheduler.max_waiting_requests", ["1", "2", "3"]),
+    ("scheduler.priority_aging_ms", ["0", "1", "2"]),
     ("server.api_key_env", ["\"A\"", "\"B\"", "\"C\""]),
     ("server.max_body_bytes", ["1001", "1002", "1003"]),
     ("server.host", ["\"a:8000\"", "\"b\"", "\"c\""]),
@@ -57,9 +60,14 @@ fn set(overrides: &mut Overrides, key: &str, value: &str) {
         "cache.block_size" => overrides.block_size = number(),
         "cache.kv_cache_memory_bytes" => overrides.kv_cache_memory_bytes = text(),
         "cache.gpu_memory_utilization" => overrides.gpu_memory_utilization = Some(value.parse().unwrap()),
+        "cache.enable_prefix_caching" => {
+            overrides.enable_prefix_caching = Some(value.parse().unwrap());
+        }
+        "cache.salt_per_api_key" => overrides.salt_per_api_key = Some(value.parse().unwrap()),
         "scheduler.max_num_seqs" => overrides.max_num_seqs = number(),
         "scheduler.max_num_batched_tokens" => overrides.max_num_batched_tokens = number(),
         "scheduler.max_waiting_requests" => overrides.max_waiting_requests = number(),
+        "scheduler.priority_aging_ms" => overrides.priority_aging_ms = Some(value.parse().unwrap()),
         "server.api_key_env" => overrides.api_key_env = text(),
         "server.max_body_bytes" => overrides.max_body_bytes = text(),
         "server.host" => overrides.host = text(),
@@ -176,7 +184,7 @@ fn the_variable_of_the_key_may_be_named_by_any_layer() {
     let flag = Overrides { api_key_env: Some(key.0.to_owned()), ..Overrides::default() };
     for (variables, overrides) in [(vec![key], flag.clone()), (vec![key, named], Overrides::default())] {
         let topology = place.layered(super::MODEL, &variables, &overrides).unwrap();
-        assert_eq!(topology.api_key().unwrap().reveal(), "sk-secret");
+        assert_eq!(topology.api_keys()[0].reveal(), "sk-secret");
     }
     // A name that a higher layer has replaced is nobody's any more.
     let text = format!("{}[server]\napi_key_env = \"CONSORT_OLD__KEY\"\n", super::MODEL);
