@@ -2,8 +2,8 @@
 //!
 //! Units that are never cut: a KV group (one KV head and the query heads that read it), 64 MLP columns, 64 rows of
 //! the vocabulary. With more ranks than KV heads the query heads are divided instead and each rank holds a copy of
-//! the KV heads that its queries read. Experts are divided inside each, by columns; formats that store blocks of columns
-//! make the unit larger. Everything that needs a bound asks this value; nothing computes its own.
+//! the KV heads that its queries read. Experts are divided inside each, by columns; formats that store blocks of
+//! columns make the unit larger. Everything that needs a bound asks this value; nothing computes its own.
 
 use std::ops::Range;
 
@@ -197,7 +197,7 @@ fn divide_attention(whole: &Dividend, weights: &[f32]) -> Vec<Range<usize>> {
     ranges(counts.into_iter().map(|count| count * unit))
 }
 
-/// Columns that stay together: whole units and whole blocks where the columns are a multiple of both, else whole blocks.
+/// Columns that stay together: whole units and blocks where the columns are a multiple of both, else whole blocks.
 fn column_unit(columns: usize, block: usize) -> usize {
     let mut both = block;
     while !both.is_multiple_of(COLUMN_UNIT) {
