@@ -25,7 +25,7 @@ use crate::{
 
 const RANKS: usize = 2;
 /// Makes generations last long enough to be looked at.
-const STEP_TIME: Duration = Duration::from_millis(4);
+const STEP_TIME: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a test does to the ranks of one replica.
@@ -110,7 +110,7 @@ async fn start(replicas: usize) -> (Ensemble, Vec<Arc<Strike>>) {
         scheduler: SchedulerConfig {
             max_num_seqs: 16,
             max_num_batched_tokens: OPTIONS.max_batch_tokens,
-            max_model_len: 128,
+            max_model_len: 240,
             max_waiting_requests: 64,
             priority_aging_ms: 1000,
         },
@@ -119,9 +119,10 @@ async fn start(replicas: usize) -> (Ensemble, Vec<Arc<Strike>>) {
     (Ensemble::start(spec, None).await.unwrap(), strikes)
 }
 
-/// A prompt that begins with 48 tokens of its family, and goes on with its own.
+/// A prompt that begins with 96 tokens of its family, which are worth more than one open request, and goes on with its
+/// own.
 fn request(family: u32, own: u32, max_tokens: usize) -> Request {
-    let shared = (0..48).map(|at| (family * 17 + at * 5) % 60);
+    let shared = (0..96).map(|at| (family * 17 + at * 5) % 60);
     Request {
         prompt: shared.chain([own % 60, (own * 7) % 60, 3]).collect(),
         sampling: SamplingParams { seed: u64::from(own), ..SamplingParams::default() },
@@ -163,7 +164,8 @@ async fn shared_prefixes_stay_together_and_a_killed_shard_stops_its_replica_alon
     // What each says where nothing happens.
     let (alone, _) = start(1).await;
     let mut said = Vec::new();
-    let asked = [request(1, 1, 70), request(2, 2, 70), request(1, 3, 4), request(2, 4, 4), request(2, 5, 4)];
+    let asked =
+        [request(1, 1, 100), request(2, 2, 100), request(1, 3, 4), request(2, 4, 4), request(2, 5, 4)];
     for one in &asked {
         said.push(read(alone.submit(one.clone()).unwrap()).await.0);
     }
@@ -171,10 +173,10 @@ async fn shared_prefixes_stay_together_and_a_killed_shard_stops_its_replica_alon
 
     let (ensemble, strikes) = start(2).await;
     let sound = tokio::spawn(read(ensemble.submit(asked[0].clone()).unwrap()));
-    until("the first runs", || prompts(&ensemble) == [51, 0]).await;
+    until("the first runs", || prompts(&ensemble) == [99, 0]).await;
     let lost = tokio::spawn(read(ensemble.submit(asked[1].clone()).unwrap()));
-    until("the second runs elsewhere", || prompts(&ensemble) == [51, 51]).await;
-    for (at, expected) in [(2, [102, 51]), (3, [102, 102]), (4, [102, 153])] {
+    until("the second runs elsewhere", || prompts(&ensemble) == [99, 99]).await;
+    for (at, expected) in [(2, [198, 99]), (3, [198, 198]), (4, [198, 297])] {
         assert_eq!(read(ensemble.submit(asked[at].clone()).unwrap()).await.0, said[at]);
         assert_eq!(prompts(&ensemble), expected, "request {at} went to where its prefix is");
     }
@@ -191,7 +193,7 @@ async fn shared_prefixes_stay_together_and_a_killed_shard_stops_its_replica_alon
     for at in [4, 2] {
         assert_eq!(read(ensemble.submit(asked[at].clone()).unwrap()).await.0, said[at]);
     }
-    assert_eq!(prompts(&ensemble), [204, 153]);
+    assert_eq!(prompts(&ensemble), [396, 297]);
     let (tokens, last) = sound.await.unwrap();
     assert_eq!((tokens, last), (said[0].clone(), GenerationEvent::Finished(FinishReason::Length)));
 
@@ -205,6 +207,6 @@ async fn shared_prefixes_stay_together_and_a_killed_shard_stops_its_replica_alon
     for (at, task) in both.into_iter().enumerate() {
         assert_eq!(task.await.unwrap().0, said[at]);
     }
-    assert_eq!(prompts(&ensemble).iter().sum::<u64>(), 357 + 102);
+    assert_eq!(prompts(&ensemble).iter().sum::<u64>(), 693 + 198);
     ensemble.shutdown(Duration::ZERO).await;
 }
