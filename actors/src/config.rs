@@ -191,8 +191,8 @@ mod tests {
         let error = limits.check(&request(900, 101)).expect_err("63 blocks, and 9 within the window");
         assert_eq!(
             error.to_string(),
-            "the prompt has 900 tokens and up to 101 more were requested; together they need 72 KV blocks of 16 tokens, \
-             but the cache has 70; shorten the prompt or lower max_tokens, or give the server more \
+            "the prompt has 900 tokens and up to 101 more were requested; together they need 72 KV blocks of 16 \
+             tokens, but the cache has 70; shorten the prompt or lower max_tokens, or give the server more \
              kv_cache_memory_bytes"
         );
         assert_eq!(

@@ -124,8 +124,8 @@ pub enum SubmitError {
     /// The sequence could never fit into the KV cache, even alone.
     #[error(
         "the prompt has {prompt_tokens} tokens and up to {max_tokens} more were requested; together they need \
-         {needed_blocks} KV blocks of {block_size} tokens, but the cache has {total_blocks}; shorten the prompt or lower \
-         max_tokens, or give the server more kv_cache_memory_bytes"
+         {needed_blocks} KV blocks of {block_size} tokens, but the cache has {total_blocks}; shorten the prompt or \
+         lower max_tokens, or give the server more kv_cache_memory_bytes"
     )]
     NeverFits {
         /// Tokens of the prompt.

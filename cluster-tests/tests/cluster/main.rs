@@ -8,6 +8,7 @@
 
 mod async_openai_client;
 mod bad_requests;
+mod caching;
 mod cli;
 mod convert;
 mod custom_supervision;

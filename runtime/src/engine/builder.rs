@@ -123,14 +123,14 @@ impl EngineBuilder {
         self.with_overrides(|overrides| overrides.max_num_batched_tokens = Some(tokens))
     }
 
-    /// Whether the keys and values of what was computed are kept for requests that begin alike; they are unless this says
-    /// otherwise.
+    /// Whether the keys and values of what was computed are kept for requests that begin alike; they are unless this
+    /// says otherwise.
     pub fn enable_prefix_caching(self, is_enabled: bool) -> Self {
         self.with_overrides(|overrides| overrides.enable_prefix_caching = Some(is_enabled))
     }
 
-    /// How much earlier a request must have come, in milliseconds, to go before one whose priority is better by one; with
-    /// 0 priorities have no effect.
+    /// How much earlier a request must have come, in milliseconds, to go before one whose priority is better by one;
+    /// with 0 priorities have no effect.
     pub fn priority_aging_ms(self, milliseconds: u64) -> Self {
         self.with_overrides(|overrides| overrides.priority_aging_ms = Some(milliseconds))
     }

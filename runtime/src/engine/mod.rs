@@ -169,10 +169,10 @@ impl Engine {
         self.chat_n(messages, &options, 1).map(only)
     }
 
-    /// A handle of the same engine whose requests share cached prefixes only with those of handles of the same salt: for
-    /// programs whose users must not find out what others ask. A request's own
-    /// [`cache_salt`](GenerateOptions::cache_salt) counts besides, and so does the salt of the handle that this one is made
-    /// from.
+    /// A handle of the same engine whose requests share cached prefixes only with those of handles of the same salt:
+    /// for programs whose users must not find out what others ask. A request's own
+    /// [`cache_salt`](GenerateOptions::cache_salt) counts besides, and so does the salt of the handle that this one is
+    /// made from.
     pub fn with_cache_salt(&self, salt: &[u8]) -> Engine {
         // No request can name a handle's salt as its own.
         let salt = CacheSalt::new(b"consort handle of an engine").and(CacheSalt::new(salt));

@@ -17,8 +17,8 @@
 //!   `request_generation_tokens`, `request_max_num_generation_tokens`, `request_params_max_tokens`,
 //!   `request_params_n`.
 //!
-//! Of our own there is `consort:kv_cache_blocks`: blocks that are `used`, that nobody uses but whose content is `cached`,
-//! and that are `free` without content, by the label `state`.
+//! Of our own there is `consort:kv_cache_blocks`: blocks that are `used`, that nobody uses but whose content is
+//! `cached`, and that are `free` without content, by the label `state`.
 //!
 //! Absent are those that need to know when a request was scheduled (`request_queue_time_seconds`,
 //! `request_prefill_time_seconds`, `request_inference_time_seconds`) or what a single step held

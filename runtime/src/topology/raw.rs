@@ -97,7 +97,8 @@ pub(super) struct RawCache {
     /// Whether the keys and values of what was computed are kept for requests that begin alike; true unless said
     /// otherwise.
     pub(super) enable_prefix_caching: Leaf<bool>,
-    /// Whether requests with different API keys share no prefixes, where several keys exist; true unless said otherwise.
+    /// Whether requests with different API keys share no prefixes, where several keys exist; true unless said
+    /// otherwise.
     pub(super) salt_per_api_key: Leaf<bool>,
 }
 
@@ -110,8 +111,8 @@ pub(super) struct RawScheduler {
     pub(super) max_num_batched_tokens: Leaf<i64>,
     /// Requests that may wait.
     pub(super) max_waiting_requests: Leaf<i64>,
-    /// How much earlier a request must have come, in milliseconds, to go before one whose priority is better by one; 10000
-    /// unless said otherwise. With 0 the order is that of arrival, and priorities have no effect.
+    /// How much earlier a request must have come, in milliseconds, to go before one whose priority is better by one;
+    /// 10000 unless said otherwise. With 0 the order is that of arrival, and priorities have no effect.
     pub(super) priority_aging_ms: Leaf<i64>,
 }
 

@@ -39,8 +39,8 @@ const MAX_NUM_SEQS: i64 = 256;
 const MAX_NUM_BATCHED_TOKENS: i64 = 512;
 const MAX_WAITING_REQUESTS: i64 = 1024;
 const BLOCK_SIZE: i64 = 16;
-/// A request of the next worse priority waits that much longer than others at most: a pause that people notice, and that
-/// batch work does not.
+/// A request of the next worse priority waits that much longer than others at most: a pause that people notice, and
+/// that batch work does not.
 const PRIORITY_AGING_MS: u64 = 10_000;
 /// Part of a card's memory that is used where nothing else is said.
 pub(crate) const GPU_MEMORY_UTILIZATION: f64 = 0.9;
@@ -214,7 +214,8 @@ fn server(
     )
 }
 
-/// The keys that the named variable holds. Serving without the keys that were asked for would open the server to everyone.
+/// The keys that the named variable holds. Serving without the keys that were asked for would open the server to
+/// everyone.
 fn api_keys(name: &Sourced<String>, environment: &Environment, violations: &mut Violations) -> Vec<ApiKey> {
     let key = "server.api_key_env";
     if !is_variable_name(&name.value) {

@@ -1,11 +1,15 @@
 //! What clients are told of the cache, and whose prefixes they find there.
 
 use axum::body::Bytes;
+use consort_actors::SubmitError;
 use http_body_util::Full;
 use hyper::Request;
 use serde_json::{Value, json};
 
-use super::{Answer, Running, ServerSettings, assert_error, start, start_with, until};
+use super::{
+    super::error::ApiError, Answer, Running, ServerSettings, assert_error, start, start_with, until,
+};
+use crate::error::RequestError;
 
 /// A prompt of 40 tokens, the first 32 of which can be taken over.
 const PROMPT: &str = "It is a truth universally acknowledged, ";
@@ -118,6 +122,25 @@ async fn with_one_key_no_salt_is_added() {
     own.next().await.expect("an event").expect("no failure");
     assert_eq!(own.usage().cached_tokens as u64, CACHED, "the program that embeds the server shares with it");
     server.end().await;
+}
+
+#[test]
+fn what_never_fits_is_the_callers_mistake_and_told_with_the_numbers() {
+    let submit = SubmitError::NeverFits {
+        prompt_tokens: 900,
+        max_tokens: 101,
+        needed_blocks: 72,
+        total_blocks: 70,
+        block_size: 16,
+    };
+    let error = ApiError::from(RequestError::Submit(submit));
+    assert_eq!(
+        (error.status.as_u16(), error.kind, error.param.as_deref()),
+        (400, "BadRequestError", Some("max_tokens"))
+    );
+    for number in ["900", "101", "72", "16", "70"] {
+        assert!(error.message.contains(number), "{}", error.message);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
