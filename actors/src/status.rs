@@ -27,6 +27,10 @@ pub struct Status {
     pub used_blocks: usize,
     /// Blocks that nobody holds and whose content may serve later requests; any of them is taken when one is needed.
     pub cached_blocks: usize,
+    /// Pages of the host's pool, where cached blocks are kept beyond their eviction; 0 where there is none.
+    pub host_blocks: usize,
+    /// Those of them that hold something.
+    pub host_used_blocks: usize,
     /// Tokens per block.
     pub block_size: usize,
     /// Steps executed and absorbed.
@@ -43,6 +47,12 @@ pub struct Status {
     pub computed_tokens: u64,
     /// Tokens emitted.
     pub generated_tokens: u64,
+    /// Pages copied to the host's pool.
+    pub host_saves: u64,
+    /// Pages that came back from it.
+    pub host_loads: u64,
+    /// Tokens that need not be computed because of these; part of the prefix cache's hits.
+    pub host_hits: u64,
     /// Requests that ended, by reason.
     pub finished: FinishedCounts,
 }

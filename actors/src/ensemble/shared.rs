@@ -66,6 +66,8 @@ impl Shared {
             total_blocks: spec.cache.num_blocks,
             used_blocks: 0,
             cached_blocks: 0,
+            host_blocks: spec.cache.host_blocks,
+            host_used_blocks: 0,
             block_size: spec.cache.block_size,
             steps: 0,
             preemptions: 0,
@@ -74,6 +76,9 @@ impl Shared {
             prefix_cache_hits: 0,
             computed_tokens: 0,
             generated_tokens: 0,
+            host_saves: 0,
+            host_loads: 0,
+            host_hits: 0,
             finished: FinishedCounts::default(),
         };
         Self {

@@ -16,7 +16,7 @@ use crate::{
 };
 
 fn result(step: u64, digest: u64) -> StepResult {
-    StepResult { epoch: Epoch(0), step: Step(step), outputs: Vec::new(), digest }
+    StepResult { epoch: Epoch(0), step: Step(step), outputs: Vec::new(), transferred: None, digest }
 }
 
 #[test]

@@ -14,6 +14,8 @@ fn status() -> Status {
         total_blocks: 8,
         used_blocks: 2,
         cached_blocks: 0,
+        host_blocks: 0,
+        host_used_blocks: 0,
         block_size: 16,
         steps: 5,
         preemptions: 3,
@@ -22,6 +24,9 @@ fn status() -> Status {
         prefix_cache_hits: 0,
         computed_tokens: 0,
         generated_tokens: 7,
+        host_saves: 0,
+        host_loads: 0,
+        host_hits: 0,
         finished: Default::default(),
     }
 }
