@@ -27,8 +27,12 @@ const RANKS_AND_WEIGHTS: [&str; 3] = ["parallel.tensor_parallel_size", "parallel
 /// The keys that decide whether a sequence fits into the cache, whatever the number of ranks.
 const CACHE_SIZES: [&str; 3] = ["model.dtype", MAX_MODEL_LEN, "cache"];
 const KV_BYTES: &str = "cache.kv_cache_memory_bytes";
+const OFFLOADING_BYTES: &str = "cache.kv_offloading_bytes";
 const UTILIZATION: &str = "cache.gpu_memory_utilization";
 const DTYPE: &str = "model.dtype";
+
+/// Most blocks of the host's pool: they have numbers of 32 bits, and the scheduler remembers the tokens of each.
+const HOST_BLOCKS_MAX: u64 = 1 << 26;
 
 /// Every number that the model and the machine decide together.
 pub(super) struct Plan {
@@ -36,6 +40,8 @@ pub(super) struct Plan {
     pub(super) dtype: DType,
     pub(super) max_model_len: usize,
     pub(super) num_blocks: usize,
+    /// Blocks that the host keeps beside those.
+    pub(super) host_blocks: usize,
     /// One block's bytes, over all ranks.
     pub(super) block_bytes: u64,
     pub(super) cores: usize,
@@ -83,6 +89,7 @@ struct Draft {
     dtype: DType,
     max_model_len: usize,
     num_blocks: usize,
+    host_blocks: usize,
     block_bytes: Result<u64, KernelError>,
 }
 
@@ -134,11 +141,15 @@ impl Draft {
             true => 0,
             false => num_blocks(topology, &demand, on_cards, &mut violations),
         };
-        Draft { violations, partition, dtype, max_model_len, num_blocks, block_bytes }
+        let host_blocks = match is_in_doubt(&CACHE_SIZES) {
+            true => 0,
+            false => host_blocks(topology, demand.block_bytes, &mut violations),
+        };
+        Draft { violations, partition, dtype, max_model_len, num_blocks, host_blocks, block_bytes }
     }
 
     fn into_plan(self, topology: &Topology) -> Result<Plan, EngineError> {
-        let Draft { violations, dtype, max_model_len, num_blocks, .. } = self;
+        let Draft { violations, dtype, max_model_len, num_blocks, host_blocks, .. } = self;
         let (Some(partition), true) = (self.partition, violations.is_empty()) else {
             return Err(topology::invalid(violations).into());
         };
@@ -149,6 +160,7 @@ impl Draft {
             dtype,
             max_model_len,
             num_blocks,
+            host_blocks,
             block_bytes: self.block_bytes?,
             cores,
             threads_per_rank: sizing::threads_per_rank(topology.threads_per_rank(), cores, ranks),
@@ -246,6 +258,19 @@ fn num_blocks(
     let other = Some((MAX_MODEL_LEN, "sequences of this length are asked for here"));
     violations.push(topology.violation(&[KV_BYTES], problem, remedy, other));
     0
+}
+
+/// Blocks of the host's pool: as many as the memory given for it holds, and an error if that is none.
+fn host_blocks(topology: &Topology, block_bytes: u64, violations: &mut Vec<Violation>) -> usize {
+    // Bytes are unknown where another error is told.
+    let Some(bytes) = topology.kv_offloading_bytes().filter(|_| block_bytes > 0) else { return 0 };
+    let blocks = (bytes / block_bytes).min(HOST_BLOCKS_MAX);
+    if blocks == 0 {
+        let problem = format!("{bytes} bytes hold no KV block, which takes {block_bytes} over all ranks");
+        let remedy = "give more, or leave it out".to_owned();
+        violations.push(topology.violation(&[OFFLOADING_BYTES], problem, remedy, None));
+    }
+    blocks as usize
 }
 
 /// What a rank's model is loaded for.

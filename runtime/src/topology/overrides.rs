@@ -47,6 +47,8 @@ pub struct Overrides {
     pub block_size: Option<usize>,
     /// Replaces `cache.kv_cache_memory_bytes`: bytes, or an amount with a unit.
     pub kv_cache_memory_bytes: Option<String>,
+    /// Replaces `cache.kv_offloading_bytes`: bytes, or an amount with a unit.
+    pub kv_offloading_bytes: Option<String>,
     /// Replaces `cache.gpu_memory_utilization`.
     pub gpu_memory_utilization: Option<f64>,
     /// Replaces `scheduler.max_num_seqs`.
@@ -87,6 +89,7 @@ impl Overrides {
             ("--devices", self.devices.clone()),
             ("--block-size", text(&self.block_size)),
             ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes.clone()),
+            ("--kv-offloading-bytes", self.kv_offloading_bytes.clone()),
             ("--gpu-memory-utilization", text(&self.gpu_memory_utilization)),
             ("--max-num-seqs", text(&self.max_num_seqs)),
             ("--max-num-batched-tokens", text(&self.max_num_batched_tokens)),

@@ -92,6 +92,8 @@ pub(super) struct RawCache {
     pub(super) block_size: Leaf<i64>,
     /// Memory for keys and values, over all ranks.
     pub(super) kv_cache_memory_bytes: Leaf<RawBytes>,
+    /// Memory of the host for blocks that are evicted, over all ranks.
+    pub(super) kv_offloading_bytes: Leaf<RawBytes>,
     /// Part of a GPU's memory that may be used.
     pub(super) gpu_memory_utilization: Leaf<f64>,
 }
@@ -162,6 +164,7 @@ impl RawTopology {
             }
             "cache.block_size" => Slot::Whole(&mut cache.block_size),
             "cache.kv_cache_memory_bytes" => Slot::Bytes(&mut cache.kv_cache_memory_bytes),
+            "cache.kv_offloading_bytes" => Slot::Bytes(&mut cache.kv_offloading_bytes),
             "cache.gpu_memory_utilization" => Slot::Number(&mut cache.gpu_memory_utilization),
             "scheduler.max_num_seqs" => Slot::Whole(&mut scheduler.max_num_seqs),
             "scheduler.max_num_batched_tokens" => Slot::Whole(&mut scheduler.max_num_batched_tokens),

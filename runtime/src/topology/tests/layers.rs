@@ -15,7 +15,7 @@ use consort_kernels::device::Isa;
 /// A key with a value for each layer, as TOML writes it: file, environment, flag.
 type Case = (&'static str, [&'static str; 3]);
 
-const CASES: [Case; 20] = [
+const CASES: [Case; 21] = [
     ("model.path", ["\"a.gguf\"", "\"b.gguf\"", "\"c.gguf\""]),
     ("model.dtype", ["\"float32\"", "\"auto\"", "\"bfloat16\""]),
     ("model.max_model_len", ["101", "102", "103"]),
@@ -28,6 +28,7 @@ const CASES: [Case; 20] = [
     ("node.devices", ["[\"cpu:1\"]", "[\"cpu:2\"]", "[\"cpu:3\"]"]),
     ("cache.block_size", ["32", "48", "64"]),
     ("cache.kv_cache_memory_bytes", ["1001", "1002", "1003"]),
+    ("cache.kv_offloading_bytes", ["2001", "2002", "2003"]),
     ("cache.gpu_memory_utilization", ["0.1", "0.2", "0.3"]),
     ("scheduler.max_num_seqs", ["1", "2", "3"]),
     ("scheduler.max_num_batched_tokens", ["301", "302", "303"]),
@@ -54,6 +55,7 @@ fn set(overrides: &mut Overrides, key: &str, value: &str) {
         "node.devices" => overrides.devices = text(),
         "cache.block_size" => overrides.block_size = number(),
         "cache.kv_cache_memory_bytes" => overrides.kv_cache_memory_bytes = text(),
+        "cache.kv_offloading_bytes" => overrides.kv_offloading_bytes = text(),
         "cache.gpu_memory_utilization" => overrides.gpu_memory_utilization = Some(value.parse().unwrap()),
         "scheduler.max_num_seqs" => overrides.max_num_seqs = number(),
         "scheduler.max_num_batched_tokens" => overrides.max_num_batched_tokens = number(),

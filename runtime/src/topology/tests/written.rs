@@ -16,6 +16,7 @@ fn written_topologies_read_back_equal() {
         .threads_per_rank(2)
         .max_model_len(512)
         .kv_cache_memory_bytes(1 << 30)
+        .kv_offloading_bytes(1 << 31)
         .listen("[::]:80")
         .api_key_env("KEY")
         .build_with(&[("KEY", "secret")].into_iter().collect())
@@ -72,6 +73,7 @@ fn every_value_is_written_with_its_origin() {
         "# devices = [\"cpu\", \"cpu\"] # computed: one for each rank",
         "block_size = 16 # default",
         "kv_cache_memory_bytes = 12345 # computed: 10 blocks, over all ranks",
+        "# kv_offloading_bytes is not set: evicted blocks are not kept",
         "max_num_seqs = 8 # environment variable CONSORT_SCHEDULER__MAX_NUM_SEQS",
         "max_num_batched_tokens = 512 # default",
         "listen = \"0.0.0.0:9000\" # three.toml:5:10, port from --port",
