@@ -52,7 +52,7 @@ fn execute(plan: &StepPlan) -> StepResult {
         broken: false,
     };
     let outputs = draws.map(|span| output(span.sequence)).collect();
-    StepResult { epoch: plan.epoch, step: plan.step, outputs, digest: 0 }
+    StepResult { epoch: plan.epoch, step: plan.step, outputs, transferred: Some(plan.step), digest: 0 }
 }
 
 /// Median time of `plan` and `absorb` of a step while everything decodes.

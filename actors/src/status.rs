@@ -33,6 +33,10 @@ pub struct Status {
     pub used_blocks: usize,
     /// Blocks that nobody holds and whose content may serve later requests; any of them is taken when one is needed.
     pub cached_blocks: usize,
+    /// Pages of the host's pool, where cached blocks are kept beyond their eviction; 0 where there is none.
+    pub host_blocks: usize,
+    /// Those of them that hold something.
+    pub host_used_blocks: usize,
     /// Tokens per block.
     pub block_size: usize,
     /// Steps executed and absorbed.
@@ -49,6 +53,12 @@ pub struct Status {
     pub computed_tokens: u64,
     /// Tokens emitted.
     pub generated_tokens: u64,
+    /// Pages copied to the host's pool.
+    pub host_saves: u64,
+    /// Pages that came back from it.
+    pub host_loads: u64,
+    /// Tokens that need not be computed because of these; part of the prefix cache's hits.
+    pub host_hits: u64,
     /// Requests that ended, by reason.
     pub finished: FinishedCounts,
 }
@@ -74,6 +84,10 @@ pub struct ReplicaStatus {
     pub used_blocks: usize,
     /// Blocks that nobody holds and whose content may serve later requests.
     pub cached_blocks: usize,
+    /// Blocks that the host keeps when they lose their place here.
+    pub host_blocks: usize,
+    /// Those of them that hold something.
+    pub host_used_blocks: usize,
     /// Steps executed and absorbed.
     pub steps: u64,
     /// Times a sequence lost its blocks to another.
@@ -88,6 +102,12 @@ pub struct ReplicaStatus {
     pub computed_tokens: u64,
     /// Tokens emitted.
     pub generated_tokens: u64,
+    /// Blocks copied to the host's pool.
+    pub host_saves: u64,
+    /// Blocks copied back.
+    pub host_loads: u64,
+    /// Tokens of prompts that came from there.
+    pub host_hits: u64,
     /// Requests that ended here, by reason.
     pub finished: FinishedCounts,
 }
@@ -360,6 +380,8 @@ impl Board {
             total_blocks: 0,
             used_blocks: 0,
             cached_blocks: 0,
+            host_blocks: 0,
+            host_used_blocks: 0,
             block_size: self.block_size,
             steps: 0,
             preemptions: 0,
@@ -368,6 +390,9 @@ impl Board {
             prefix_cache_hits: 0,
             computed_tokens: 0,
             generated_tokens: 0,
+            host_saves: 0,
+            host_loads: 0,
+            host_hits: 0,
             finished: self.unplaced,
         };
         for replica in &self.replicas {
@@ -378,6 +403,8 @@ impl Board {
             status.total_blocks += replica.total_blocks;
             status.used_blocks += replica.used_blocks;
             status.cached_blocks += replica.cached_blocks;
+            status.host_blocks += replica.host_blocks;
+            status.host_used_blocks += replica.host_used_blocks;
             status.steps += replica.steps;
             status.preemptions += replica.preemptions;
             status.prompt_tokens += replica.prompt_tokens;
@@ -385,6 +412,9 @@ impl Board {
             status.prefix_cache_hits += replica.prefix_cache_hits;
             status.computed_tokens += replica.computed_tokens;
             status.generated_tokens += replica.generated_tokens;
+            status.host_saves += replica.host_saves;
+            status.host_loads += replica.host_loads;
+            status.host_hits += replica.host_hits;
             status.finished.add(&replica.finished);
         }
         status

@@ -153,6 +153,8 @@ fn unstarted(spec: &EnsembleSpec, replica: ReplicaId, factory: &dyn ShardFactory
         total_blocks: spec.cache.num_blocks,
         used_blocks: 0,
         cached_blocks: 0,
+        host_blocks: spec.cache.host_blocks,
+        host_used_blocks: 0,
         steps: 0,
         preemptions: 0,
         prompt_tokens: 0,
@@ -160,6 +162,9 @@ fn unstarted(spec: &EnsembleSpec, replica: ReplicaId, factory: &dyn ShardFactory
         prefix_cache_hits: 0,
         computed_tokens: 0,
         generated_tokens: 0,
+        host_saves: 0,
+        host_loads: 0,
+        host_hits: 0,
         finished: FinishedCounts::default(),
     }
 }

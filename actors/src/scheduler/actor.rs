@@ -267,6 +267,10 @@ impl SchedulerState {
             status.prefix_cache_hits = before.prefix_cache_hits + counters.prefix_cache_hits;
             status.computed_tokens = before.computed_tokens + counters.computed_tokens;
             status.generated_tokens = before.generated_tokens + counters.generated_tokens;
+            status.host_used_blocks = scheduler.host_used_blocks();
+            status.host_saves = before.host_saves + counters.host_saves;
+            status.host_loads = before.host_loads + counters.host_loads;
+            status.host_hits = before.host_hits + counters.host_hits;
             status.finished = finished;
         });
     }
@@ -283,6 +287,9 @@ fn inherited(last: &ReplicaStatus) -> (SchedulerCounters, FinishedCounts) {
         prefix_cache_hits: last.prefix_cache_hits,
         computed_tokens: last.computed_tokens,
         generated_tokens: last.generated_tokens,
+        host_saves: last.host_saves,
+        host_loads: last.host_loads,
+        host_hits: last.host_hits,
     };
     let lost = (last.running + last.waiting) as u64;
     (before, FinishedCounts { failed: last.finished.failed + lost, ..last.finished })

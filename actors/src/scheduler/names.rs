@@ -8,19 +8,23 @@ use std::{
     hash::{BuildHasherDefault, Hasher},
 };
 
-use consort_parallel::ids::BlockId;
-
 use crate::prefix::BlockKey;
 
 /// Pages by what they contain.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Names {
-    pages: HashMap<(BlockKey, u8), BlockId, BuildHasherDefault<KeyHasher>>,
+#[derive(Clone, Debug)]
+pub(super) struct Names<Page> {
+    pages: HashMap<(BlockKey, u8), Page, BuildHasherDefault<KeyHasher>>,
 }
 
-impl Names {
+impl<Page> Default for Names<Page> {
+    fn default() -> Self {
+        Self { pages: HashMap::default() }
+    }
+}
+
+impl<Page: Copy> Names<Page> {
     /// Notes where `key` is found in `group`, unless it is found elsewhere already. Returns whether it was noted.
-    pub(super) fn insert(&mut self, key: BlockKey, group: u8, page: BlockId) -> bool {
+    pub(super) fn insert(&mut self, key: BlockKey, group: u8, page: Page) -> bool {
         match self.pages.entry((key, group)) {
             Entry::Vacant(entry) => {
                 entry.insert(page);
@@ -30,7 +34,7 @@ impl Names {
         }
     }
 
-    pub(super) fn get(&self, key: BlockKey, group: u8) -> Option<BlockId> {
+    pub(super) fn get(&self, key: BlockKey, group: u8) -> Option<Page> {
         self.pages.get(&(key, group)).copied()
     }
 

@@ -7,6 +7,7 @@
 //! out, so a step that is still under way finds out when one of its pages changed hands too early.
 
 mod shard;
+mod tiers;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -170,6 +171,8 @@ impl Simulation {
 
     pub(super) fn absorb(&mut self) -> bool {
         let Some(plan) = self.on_the_way.pop_front() else { return false };
+        let running = self.scheduler.sequences.iter().filter(|(_, state)| state.life > 0);
+        self.shard.set_positions(running.map(|(_, state)| (state.id, state.computed)));
         let result = self.shard.execute(&plan);
         let events = self.scheduler.absorb(result).expect("the simulated shard answers its plans");
         self.scheduler.check_invariants();

@@ -246,6 +246,9 @@ pub(super) struct ModelArgs {
     /// Memory for keys and values over all ranks of a replica: bytes, or an amount such as 512MiB.
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     kv_cache_memory_bytes: Option<String>,
+    /// Memory of the host for evicted blocks, over all ranks: bytes, or an amount such as 2GiB. None unless given.
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
+    kv_offloading_bytes: Option<String>,
     /// Part of a GPU's memory that may be used; no effect on CPUs.
     #[arg(long, value_name = "PART", allow_negative_numbers = true)]
     gpu_memory_utilization: Option<f64>,
@@ -311,6 +314,7 @@ impl ModelArgs {
                 batch_invariant: self.batch_invariant,
                 block_size: self.block_size,
                 kv_cache_memory_bytes: self.kv_cache_memory_bytes,
+                kv_offloading_bytes: self.kv_offloading_bytes,
                 gpu_memory_utilization: self.gpu_memory_utilization,
                 enable_prefix_caching: self.enable_prefix_caching,
                 salt_per_api_key: server.salt_per_api_key,

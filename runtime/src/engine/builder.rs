@@ -95,6 +95,11 @@ impl EngineBuilder {
         self.with_overrides(|overrides| overrides.kv_cache_memory_bytes = Some(bytes.to_string()))
     }
 
+    /// Memory of the host, over all ranks, for blocks that lose their place in the cache; none unless given.
+    pub fn kv_offloading_bytes(self, bytes: u64) -> Self {
+        self.with_overrides(|overrides| overrides.kv_offloading_bytes = Some(bytes.to_string()))
+    }
+
     /// Compute threads of each rank.
     pub fn threads_per_rank(self, threads: usize) -> Self {
         self.with_overrides(|overrides| overrides.threads_per_rank = Some(threads))
@@ -322,6 +327,7 @@ fn ensemble_spec(
     let block_size = topology.block_size();
     let max_num_batched_tokens = topology.max_num_batched_tokens();
     let (num_blocks, max_model_len) = (plan.num_blocks, plan.max_model_len);
+    let host_blocks = plan.host_blocks;
     let windows: Vec<Option<usize>> = KvGroups::of(checkpoint.config()).windows().collect();
     let groups = LayerGroups::new(&windows).expect("a model has from 1 to KV_GROUPS_MAX groups of layers");
     let settings = Settings::of_process();
@@ -331,6 +337,7 @@ fn ensemble_spec(
         partition: plan.partition.clone(),
         options: LoadOptions { step_limit, ..load_options(topology, plan.dtype, max_model_len, num_blocks) },
         num_blocks,
+        host_blocks,
         devices: devices.to_vec(),
         threads_per_rank: plan.threads_per_rank,
         isa: plan.isa,
@@ -342,6 +349,7 @@ fn ensemble_spec(
         vocab_size: checkpoint.config().vocab_size,
         cache: CacheSpec {
             groups,
+            host_blocks,
             prefix_caching: topology.enable_prefix_caching(),
             ..CacheSpec::new(block_size, num_blocks)
         },

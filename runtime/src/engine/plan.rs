@@ -25,7 +25,11 @@ const RANKS_AND_WEIGHTS: [&str; 3] = ["parallel.tensor_parallel_size", "parallel
 /// The keys that decide whether a sequence fits into the cache, whatever the number of ranks.
 const CACHE_SIZES: [&str; 3] = ["model.dtype", MAX_MODEL_LEN, "cache"];
 const KV_BYTES: &str = "cache.kv_cache_memory_bytes";
+const OFFLOADING_BYTES: &str = "cache.kv_offloading_bytes";
 const DTYPE: &str = "model.dtype";
+
+/// Most blocks of the host's pool: they have numbers of 32 bits, and the scheduler remembers the tokens of each.
+const HOST_BLOCKS_MAX: u64 = 1 << 26;
 
 /// Every number that the model and the machine decide together.
 pub(super) struct Plan {
@@ -34,6 +38,8 @@ pub(super) struct Plan {
     pub(super) max_model_len: usize,
     /// Of each replica.
     pub(super) num_blocks: usize,
+    /// Blocks that the host keeps beside those.
+    pub(super) host_blocks: usize,
     /// One block's bytes, over all ranks of a replica.
     pub(super) block_bytes: u64,
     pub(super) cores: usize,
@@ -81,6 +87,7 @@ struct Draft {
     is_divided: bool,
     dtype: DType,
     max_model_len: usize,
+    host_blocks: usize,
     plan: Result<planner::Plan, PlanError>,
     shortfall: Option<Shortfall>,
 }
@@ -121,11 +128,17 @@ impl Draft {
             let is_guess = cards.is_none() && !topology.devices().iter().all(topology::DeviceSpec::is_cpu);
             (!is_asked_for && !is_guess).then_some(shortfall)
         });
-        Draft { violations, is_divided, dtype, max_model_len, plan, shortfall }
+        let host_blocks = match &plan {
+            Ok(plan) if !is_in_doubt(&CACHE_SIZES) && topology.enable_prefix_caching() => {
+                host_blocks(topology, plan.page_bytes(), &mut violations)
+            }
+            _ => 0,
+        };
+        Draft { violations, is_divided, dtype, max_model_len, host_blocks, plan, shortfall }
     }
 
     fn into_plan(self, topology: &Topology) -> Result<Plan, EngineError> {
-        let Draft { violations, is_divided, dtype, max_model_len, plan, shortfall } = self;
+        let Draft { violations, is_divided, dtype, max_model_len, host_blocks, plan, shortfall } = self;
         if !is_divided || !violations.is_empty() {
             return Err(topology::invalid(violations).into());
         }
@@ -143,6 +156,7 @@ impl Draft {
             partition: plan.partition,
             dtype,
             max_model_len,
+            host_blocks,
             cores,
             threads_per_rank: sizing::threads_per_rank(topology.threads_per_rank(), cores, ranks),
             isa: topology.cpu_isa().unwrap_or_else(Isa::detect),
@@ -257,6 +271,19 @@ fn cache_too_small(topology: &Topology, plan: &planner::Plan) -> Violation {
     }
     let other = Some((MAX_MODEL_LEN, "sequences of this length are asked for here"));
     topology.violation(&[KV_BYTES], problem, remedy, other)
+}
+
+/// Blocks of the host's pool: as many as the memory given for it holds, and an error if that is none.
+fn host_blocks(topology: &Topology, block_bytes: u64, violations: &mut Vec<Violation>) -> usize {
+    // Bytes are unknown where another error is told.
+    let Some(bytes) = topology.kv_offloading_bytes().filter(|_| block_bytes > 0) else { return 0 };
+    let blocks = (bytes / block_bytes).min(HOST_BLOCKS_MAX);
+    if blocks == 0 {
+        let problem = format!("{bytes} bytes hold no KV block, which takes {block_bytes} over all ranks");
+        let remedy = "give more, or leave it out".to_owned();
+        violations.push(topology.violation(&[OFFLOADING_BYTES], problem, remedy, None));
+    }
+    blocks as usize
 }
 
 /// What a rank's model is loaded for.

@@ -309,3 +309,57 @@ fn software_driver_cards_too_small_or_absent_are_refused_before_anything_is_load
         });
     });
 }
+
+/// Asks for long prompts in turn, more than the cache holds, and then for all of them again, some at once; asserts that
+/// the answers are the same and that pages came back from the host.
+async fn again_from_the_host(engine: &Engine) {
+    let prompt = |at: usize| format!("{at} ") + &"a few words. ".repeat(8);
+    let mut first = Vec::new();
+    for at in 0..12 {
+        first.push(answer(engine, &prompt(at), greedy(6)).await);
+    }
+    let before = engine.status().ensemble;
+    assert!(before.host_saves > 12 && before.host_used_blocks > 12, "{before:?}");
+    for trio in [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]] {
+        let prompts = trio.map(prompt);
+        let answers = join_all(prompts.iter().map(|prompt| answer(engine, prompt, greedy(6)))).await;
+        trio.into_iter().zip(answers).for_each(|(at, tokens)| assert_eq!(tokens, first[at], "prompt {at}"));
+    }
+    let after = engine.status().ensemble;
+    assert!(after.host_loads > 12, "{after:?}");
+    let computed = after.computed_tokens - before.computed_tokens;
+    println!("{computed} tokens computed the second time, {} in all", after.computed_tokens);
+    assert!(after.host_hits > 200 && computed * 2 < before.computed_tokens, "{after:?}");
+}
+
+#[test]
+fn software_driver_pages_that_three_devices_gave_up_come_back_from_the_host() {
+    let test = "engine::software_driver_tests::\
+                software_driver_pages_that_three_devices_gave_up_come_back_from_the_host";
+    let report = in_child_reported(test, &[THREE], || {
+        block_on(async {
+            let folder = checkpoint();
+            for devices in ["cuda:0", "cuda:0,cuda:1,cuda:2"] {
+                let engine = tiny(&folder, devices).batch_invariant(true).kv_cache_memory_bytes(160_000);
+                let engine = engine.kv_offloading_bytes(1 << 20).start().await.expect("it starts");
+                again_from_the_host(&engine).await;
+                engine.shutdown(Duration::from_secs(5)).await;
+            }
+        });
+    });
+    let Some(report) = report else { return };
+    assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
+}
+
+#[test]
+fn pages_that_cpu_ranks_gave_up_come_back_from_the_host() {
+    block_on(async {
+        let folder = checkpoint();
+        for devices in ["cpu", "cpu,cpu,cpu"] {
+            let engine = tiny(&folder, devices).kv_cache_memory_bytes(160_000);
+            let engine = engine.kv_offloading_bytes(1 << 20).start().await.expect("it starts");
+            again_from_the_host(&engine).await;
+            engine.shutdown(Duration::from_secs(5)).await;
+        }
+    });
+}

@@ -504,6 +504,11 @@ async fn a_cache_too_small_and_a_context_too_long_are_refused_before_loading() {
         small.contains("--kv-cache-memory-bytes: cache.kv_cache_memory_bytes: 100 bytes hold 0"),
         "{small}"
     );
+    let host = tiny(&folder, 1).kv_offloading_bytes(100).start().await.expect_err("too small").to_string();
+    assert!(
+        host.contains("--kv-offloading-bytes: cache.kv_offloading_bytes: 100 bytes hold no KV block"),
+        "{host}"
+    );
     let long =
         tiny(&folder, 9).max_model_len(testing::CONTEXT + 1).start().await.expect_err("too long").to_string();
     assert!(long.contains("--max-model-len: model.max_model_len: 4097 exceeds the 4096 positions"), "{long}");

@@ -15,6 +15,8 @@ fn replica(number: u16) -> ReplicaStatus {
         total_blocks: 8,
         used_blocks: 2,
         cached_blocks: 5,
+        host_blocks: 0,
+        host_used_blocks: 0,
         steps: 5,
         preemptions: 3,
         prompt_tokens: 40,
@@ -22,6 +24,9 @@ fn replica(number: u16) -> ReplicaStatus {
         prefix_cache_hits: 32,
         computed_tokens: 8,
         generated_tokens: 7,
+        host_saves: 0,
+        host_loads: 0,
+        host_hits: 0,
         finished: Default::default(),
     }
 }
@@ -38,6 +43,8 @@ fn status_of(replicas: Vec<ReplicaStatus>) -> Status {
         total_blocks: 8,
         used_blocks: 2,
         cached_blocks: 5,
+        host_blocks: 0,
+        host_used_blocks: 0,
         block_size: 16,
         steps: 5,
         preemptions: 3,
@@ -46,6 +53,9 @@ fn status_of(replicas: Vec<ReplicaStatus>) -> Status {
         prefix_cache_hits: 32,
         computed_tokens: 0,
         generated_tokens: 7,
+        host_saves: 0,
+        host_loads: 0,
+        host_hits: 0,
         finished: Default::default(),
     }
 }

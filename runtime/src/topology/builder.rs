@@ -136,6 +136,13 @@ impl TopologyBuilder {
         self
     }
 
+    /// Memory of the host, over all ranks, for blocks that lose their place in the cache.
+    #[must_use]
+    pub fn kv_offloading_bytes(mut self, amount: u64) -> Self {
+        self.raw.cache.kv_offloading_bytes = bytes("kv_offloading_bytes", amount);
+        self
+    }
+
     /// Sequences that run at a time, at most.
     #[must_use]
     pub fn max_num_seqs(mut self, sequences: usize) -> Self {

@@ -16,6 +16,7 @@
 //! devices = ["cpu", "cpu", "cpu"]                   # or "cuda:0", ..., or "cuda:GPU-UUID"
 //! [cache]
 //! kv_cache_memory_bytes = "512MiB"                  # over all ranks of a replica
+//! kv_offloading_bytes = "2GiB"                      # host memory for evicted blocks, of a replica; none by default
 //! [server]
 //! listen = "127.0.0.1:8000"
 //! ```
@@ -149,6 +150,7 @@ pub struct Topology {
     batch_invariant: Option<bool>,
     block_size: usize,
     kv_cache_memory_bytes: Option<u64>,
+    kv_offloading_bytes: Option<u64>,
     gpu_memory_utilization: f64,
     enable_prefix_caching: bool,
     salt_per_api_key: bool,
@@ -330,6 +332,11 @@ impl Topology {
     /// Memory for keys and values over all ranks of a replica; the engine chooses where absent.
     pub fn kv_cache_memory_bytes(&self) -> Option<u64> {
         self.kv_cache_memory_bytes
+    }
+
+    /// Memory of the host, over all ranks, for blocks that lose their place in the cache; none where absent.
+    pub fn kv_offloading_bytes(&self) -> Option<u64> {
+        self.kv_offloading_bytes
     }
 
     /// Part of a GPU's memory that may be used. Without effect on CPUs.

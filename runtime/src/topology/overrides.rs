@@ -49,6 +49,8 @@ pub struct Overrides {
     pub block_size: Option<usize>,
     /// Replaces `cache.kv_cache_memory_bytes`: bytes, or an amount with a unit.
     pub kv_cache_memory_bytes: Option<String>,
+    /// Replaces `cache.kv_offloading_bytes`: bytes, or an amount with a unit.
+    pub kv_offloading_bytes: Option<String>,
     /// Replaces `cache.gpu_memory_utilization`.
     pub gpu_memory_utilization: Option<f64>,
     /// Replaces `cache.enable_prefix_caching`.
@@ -96,6 +98,7 @@ impl Overrides {
             ("--devices", self.devices.clone()),
             ("--block-size", text(&self.block_size)),
             ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes.clone()),
+            ("--kv-offloading-bytes", self.kv_offloading_bytes.clone()),
             ("--gpu-memory-utilization", text(&self.gpu_memory_utilization)),
             ("--enable-prefix-caching", text(&self.enable_prefix_caching)),
             ("--salt-per-api-key", text(&self.salt_per_api_key)),

@@ -92,6 +92,8 @@ pub(super) struct RawCache {
     pub(super) block_size: Leaf<i64>,
     /// Memory for keys and values, over all ranks of a replica.
     pub(super) kv_cache_memory_bytes: Leaf<RawBytes>,
+    /// Memory of the host for blocks that are evicted, over all ranks.
+    pub(super) kv_offloading_bytes: Leaf<RawBytes>,
     /// Part of a GPU's memory that may be used.
     pub(super) gpu_memory_utilization: Leaf<f64>,
     /// Whether the keys and values of what was computed are kept for requests that begin alike; true unless said
@@ -171,6 +173,7 @@ impl RawTopology {
             }
             "cache.block_size" => Slot::Whole(&mut cache.block_size),
             "cache.kv_cache_memory_bytes" => Slot::Bytes(&mut cache.kv_cache_memory_bytes),
+            "cache.kv_offloading_bytes" => Slot::Bytes(&mut cache.kv_offloading_bytes),
             "cache.gpu_memory_utilization" => Slot::Number(&mut cache.gpu_memory_utilization),
             "cache.enable_prefix_caching" => Slot::Truth(&mut cache.enable_prefix_caching),
             "cache.salt_per_api_key" => Slot::Truth(&mut cache.salt_per_api_key),

@@ -17,7 +17,7 @@ const fn key(name: &'static str, flag: &'static str) -> Key {
 }
 
 /// Every key there is. [`RawTopology::slot`](super::raw::RawTopology::slot) has a place for each.
-pub(super) const KEYS: [Key; 26] = [
+pub(super) const KEYS: [Key; 27] = [
     key("model.path", "--model"),
     key("model.dtype", "--dtype"),
     key("model.max_model_len", "--max-model-len"),
@@ -33,6 +33,7 @@ pub(super) const KEYS: [Key; 26] = [
     key("node.devices", "--devices"),
     key("cache.block_size", "--block-size"),
     key("cache.kv_cache_memory_bytes", "--kv-cache-memory-bytes"),
+    key("cache.kv_offloading_bytes", "--kv-offloading-bytes"),
     key("cache.gpu_memory_utilization", "--gpu-memory-utilization"),
     key("cache.enable_prefix_caching", "--enable-prefix-caching"),
     key("cache.salt_per_api_key", "--salt-per-api-key"),

@@ -98,6 +98,7 @@ fn every_key_is_read() {
         [cache]
         block_size = 32
         kv_cache_memory_bytes = "512MiB"
+        kv_offloading_bytes = "2GiB"
         gpu_memory_utilization = 0.5
         enable_prefix_caching = false
         salt_per_api_key = false
@@ -120,6 +121,7 @@ fn every_key_is_read() {
     assert_eq!(topology.weights(), Some(&[2.0, 1.5, 1.0][..]));
     assert_eq!(topology.threads_per_rank(), Some(2));
     assert_eq!((topology.block_size(), topology.kv_cache_memory_bytes()), (32, Some(512 << 20)));
+    assert_eq!(topology.kv_offloading_bytes(), Some(2 << 30));
     assert_eq!(topology.gpu_memory_utilization(), 0.5);
     assert_eq!((topology.max_num_seqs(), topology.max_num_batched_tokens()), (8, 64));
     assert_eq!((topology.listen().host(), topology.listen().port()), ("::1", 0));

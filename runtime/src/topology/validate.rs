@@ -94,7 +94,8 @@ pub(super) fn validate(
     let cpu_isa = words::cpu_isa(&raw.parallel.cpu_isa, &mut fields.violations);
     let threads_per_rank =
         fields.optional_count("parallel.threads_per_rank", &raw.parallel.threads_per_rank, THREADS_MAX);
-    let (block_size, kv_cache_memory_bytes, gpu_memory_utilization) = cache(&raw.cache, &mut fields);
+    let (block_size, kv_cache_memory_bytes, kv_offloading_bytes, gpu_memory_utilization) =
+        cache(&raw.cache, &mut fields);
     let (max_num_seqs, max_num_batched_tokens, max_waiting_requests) = scheduler(&raw.scheduler, &mut fields);
     let priority_aging_ms = priority_aging_ms(&raw.scheduler, &mut fields.violations);
     let (listen, api_key_env, api_keys, max_body_bytes) = server(&raw.server, environment, &mut fields);
@@ -112,6 +113,7 @@ pub(super) fn validate(
         batch_invariant: raw.parallel.batch_invariant.as_ref().map(|given| given.value),
         block_size,
         kv_cache_memory_bytes,
+        kv_offloading_bytes,
         gpu_memory_utilization,
         enable_prefix_caching: is_on(&raw.cache.enable_prefix_caching),
         salt_per_api_key: is_on(&raw.cache.salt_per_api_key),
@@ -136,7 +138,7 @@ pub(super) fn validate(
     Err(Broken { error: violations.into_error(), rest })
 }
 
-fn cache(raw: &RawCache, fields: &mut Fields) -> (usize, Option<u64>, f64) {
+fn cache(raw: &RawCache, fields: &mut Fields) -> (usize, Option<u64>, Option<u64>, f64) {
     let block_size = fields.count("cache.block_size", &raw.block_size, BLOCK_SIZE, BLOCK_SIZE_MAX);
     if let Some(given) = &raw.block_size
         && (1..=BLOCK_SIZE_MAX).contains(&given.value)
@@ -146,6 +148,7 @@ fn cache(raw: &RawCache, fields: &mut Fields) -> (usize, Option<u64>, f64) {
         fields.violations.add("cache.block_size", &given.origin, problem, "use 16 or 32");
     }
     let bytes = fields.bytes("cache.kv_cache_memory_bytes", &raw.kv_cache_memory_bytes, KV_BYTES_MAX);
+    let offloading = fields.bytes("cache.kv_offloading_bytes", &raw.kv_offloading_bytes, KV_BYTES_MAX);
     let mut utilization = GPU_MEMORY_UTILIZATION;
     if let Some(given) = &raw.gpu_memory_utilization {
         utilization = given.value;
@@ -155,7 +158,7 @@ fn cache(raw: &RawCache, fields: &mut Fields) -> (usize, Option<u64>, f64) {
             fields.violations.add("cache.gpu_memory_utilization", &given.origin, problem, remedy);
         }
     }
-    (block_size, bytes, utilization)
+    (block_size, bytes, offloading, utilization)
 }
 
 fn scheduler(raw: &RawScheduler, fields: &mut Fields) -> (usize, usize, usize) {

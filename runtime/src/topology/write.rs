@@ -171,6 +171,10 @@ impl Sections<'_> {
                 (computed.kv_cache_memory_bytes, reason)
             }),
         );
+        match topology.kv_offloading_bytes {
+            Some(bytes) => self.number("cache.kv_offloading_bytes", bytes),
+            None => self.absent("kv_offloading_bytes", "evicted blocks are not kept"),
+        }
         let utilization = Value::Float(topology.gpu_memory_utilization).to_string();
         let note = if topology.is_on_cpus() { "no effect on CPUs" } else { "" };
         self.line_of("cache.gpu_memory_utilization", &utilization, note, None);

@@ -163,7 +163,16 @@ impl Heard {
 fn empty_plan(epoch: u64, step: u64) -> GroupMessage {
     let (epoch, step) = (Epoch(epoch), Step(step));
     let (begin, run, copies, end) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    GroupMessage::Execute(Arc::new(StepPlan { epoch, step, begin, run, copies, end }))
+    GroupMessage::Execute(Arc::new(StepPlan {
+        epoch,
+        step,
+        begin,
+        run,
+        copies,
+        end,
+        saves: Vec::new(),
+        loads: Vec::new(),
+    }))
 }
 
 fn failing(rank: u16, epoch: u64) -> GroupMessage {

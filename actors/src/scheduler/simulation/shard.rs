@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use consort_kernels::sampling::SamplingParams;
 use consort_parallel::ids::BlockId;
 
-use super::{VOCAB, mix};
+use super::{VOCAB, mix, tiers::SimHost};
 use crate::{
     config::CacheSpec,
     ids::{Epoch, SequenceId, Step},
@@ -41,7 +41,7 @@ pub(super) fn logprobs_of(history: &[u32], token: u32, top: u32) -> TokenLogprob
 }
 
 /// One token in a page, and under which salt it was written.
-type Slot = Option<(u32, u64)>;
+pub(super) type Slot = Option<(u32, u64)>;
 
 /// A shard as the protocol describes it.
 pub(in crate::scheduler) struct SimShard {
@@ -50,7 +50,11 @@ pub(in crate::scheduler) struct SimShard {
     next: Step,
     /// Tokens by page; what was never written, or was wiped, is absent.
     pages: BTreeMap<BlockId, Vec<Slot>>,
+    pub(super) host: SimHost,
     sequences: BTreeMap<SequenceId, SimSequence>,
+    /// Where sequences go on. They may have taken over tokens that they are told of with their next span, and see nothing
+    /// any more of what lies a window before.
+    positions: BTreeMap<SequenceId, usize>,
     /// Salts that are not 0: what requests must not read of each other.
     salts: BTreeMap<SequenceId, u64>,
 }
@@ -89,7 +93,9 @@ impl SimShard {
             epoch,
             next: Step(0),
             pages: BTreeMap::new(),
+            host: SimHost::default(),
             sequences: BTreeMap::new(),
+            positions: BTreeMap::new(),
             salts: BTreeMap::new(),
         }
     }
@@ -98,10 +104,15 @@ impl SimShard {
         self.salts.insert(sequence, salt);
     }
 
+    pub(super) fn set_positions(&mut self, positions: impl Iterator<Item = (SequenceId, usize)>) {
+        self.positions = positions.collect();
+    }
+
     /// The group has lost this shard and its pages.
     pub(super) fn lose(&mut self, epoch: Epoch) {
         (self.epoch, self.next) = (epoch, Step(0));
         self.pages.clear();
+        self.host.lose();
         self.sequences.clear();
     }
 
@@ -124,10 +135,11 @@ impl SimShard {
 
     /// A plan exists, and its pages have new holders, though it may execute much later.
     pub(super) fn hand_out(&mut self, plan: &StepPlan) {
-        let copied = plan.copies.iter().map(|copy| &copy.to);
+        let copied = plan.copies.iter().map(|copy| &copy.to).chain(plan.loads.iter().map(|(_, to)| to));
         for block in plan.run.iter().flat_map(|span| &span.new_blocks).chain(copied) {
             self.pages.remove(block);
         }
+        self.host.hand_out(plan);
     }
 
     /// Forgets what pages hold that nobody may touch.
@@ -145,7 +157,7 @@ impl SimShard {
     pub(super) fn execute(&mut self, plan: &StepPlan) -> StepResult {
         assert_eq!((plan.epoch, plan.step), (self.epoch, self.next), "a shard refuses what is out of turn");
         self.next = plan.step.next();
-        assert!(!plan.run.is_empty());
+        self.host.order(plan, &mut self.pages);
         for new in &plan.begin {
             assert!(plan.run.iter().any(|span| span.sequence == new.sequence), "begun without running");
             self.sequences.insert(new.sequence, SimSequence::new(new));
@@ -158,7 +170,8 @@ impl SimShard {
         plan.end.iter().for_each(|sequence| {
             self.sequences.remove(sequence).expect("a sequence is ended that was never begun");
         });
-        StepResult { epoch: plan.epoch, step: plan.step, outputs, digest: 0 }
+        let transferred = self.host.report(plan, &mut self.pages);
+        StepResult { epoch: plan.epoch, step: plan.step, outputs, transferred, digest: 0 }
     }
 
     fn execute_span(&mut self, span: &Span, ended: &[SequenceId]) -> Option<SpanOutput> {
@@ -229,17 +242,18 @@ impl SimShard {
         for (other, other_state) in others {
             let shared = written.iter().find(|page| *other != sequence && other_state.table.contains(page));
             // What is behind another one's window it no longer reads; its table does not say so.
-            let shared = shared.filter(|page| self.reads(other_state, **page));
+            let shared = shared.filter(|page| self.reads(*other, other_state, **page));
             assert_eq!(shared, None, "{sequence} writes to a page of {other}");
         }
     }
 
     /// Whether a sequence's next row sees anything in `page`.
-    fn reads(&self, state: &SimSequence, page: Option<BlockId>) -> bool {
+    fn reads(&self, sequence: SequenceId, state: &SimSequence, page: Option<BlockId>) -> bool {
+        let position = self.positions.get(&sequence).copied().unwrap_or(0).max(state.history.len());
         let groups = self.cache.groups.count();
         let windows: Vec<Option<usize>> = self.cache.groups.windows().collect();
         state.table.iter().enumerate().any(|(at, entry)| {
-            let first = self.cache.first_block_seen(state.history.len(), windows[at % groups]);
+            let first = self.cache.first_block_seen(position, windows[at % groups]);
             *entry == page && at / groups >= first
         })
     }

@@ -15,7 +15,7 @@ use consort_kernels::device::Isa;
 /// A key with a value for each layer, as TOML writes it: file, environment, flag.
 type Case = (&'static str, [&'static str; 3]);
 
-const CASES: [Case; 24] = [
+const CASES: [Case; 25] = [
     ("model.path", ["\"a.gguf\"", "\"b.gguf\"", "\"c.gguf\""]),
     ("model.dtype", ["\"float32\"", "\"auto\"", "\"bfloat16\""]),
     ("model.max_model_len", ["101", "102", "103"]),
@@ -29,6 +29,7 @@ const CASES: [Case; 24] = [
     ("node.devices", ["[\"cpu:1\"]", "[\"cpu:2\"]", "[\"cpu:3\"]"]),
     ("cache.block_size", ["32", "48", "64"]),
     ("cache.kv_cache_memory_bytes", ["1001", "1002", "1003"]),
+    ("cache.kv_offloading_bytes", ["2001", "2002", "2003"]),
     ("cache.gpu_memory_utilization", ["0.1", "0.2", "0.3"]),
     ("cache.enable_prefix_caching", ["false", "true", "false"]),
     ("cache.salt_per_api_key", ["false", "true", "false"]),
@@ -59,6 +60,7 @@ fn set(overrides: &mut Overrides, key: &str, value: &str) {
         "node.devices" => overrides.devices = text(),
         "cache.block_size" => overrides.block_size = number(),
         "cache.kv_cache_memory_bytes" => overrides.kv_cache_memory_bytes = text(),
+        "cache.kv_offloading_bytes" => overrides.kv_offloading_bytes = text(),
         "cache.gpu_memory_utilization" => overrides.gpu_memory_utilization = Some(value.parse().unwrap()),
         "cache.enable_prefix_caching" => {
             overrides.enable_prefix_caching = Some(value.parse().unwrap());

@@ -19,6 +19,7 @@ fn written_topologies_read_back_equal() {
         .enable_prefix_caching(false)
         .salt_per_api_key(false)
         .priority_aging_ms(0)
+        .kv_offloading_bytes(1 << 31)
         .listen("[::]:80")
         .api_key_env("KEY")
         .build_with(&[("KEY", "secret")].into_iter().collect())
@@ -77,6 +78,7 @@ fn every_value_is_written_with_its_origin() {
         "kv_cache_memory_bytes = 12345 # computed: 10 blocks, over all ranks",
         "enable_prefix_caching = true # default",
         "salt_per_api_key = true # default; no effect with fewer than two keys",
+        "# kv_offloading_bytes is not set: evicted blocks are not kept",
         "max_num_seqs = 8 # environment variable CONSORT_SCHEDULER__MAX_NUM_SEQS",
         "max_num_batched_tokens = 512 # default",
         "priority_aging_ms = 10000 # default",
