@@ -7,6 +7,7 @@
 
 use super::{
     STEPS_IN_FLIGHT_MAX,
+    bugs::{Bug, planted},
     pool::Admission,
     sequence::{PlannedSpan, Sequence},
     state::{Scheduler, StepInFlight},
@@ -22,8 +23,9 @@ pub(super) struct Draft {
     run: Vec<Span>,
     pub(super) copies: Vec<BlockCopy>,
     planned: Vec<PlannedSpan>,
-    /// Pages on their way to be free that somebody waits for: nobody is preempted for these.
-    awaited: usize,
+    /// Pages that those who went without will take when they are there: nobody is preempted for these, and nobody else
+    /// takes them.
+    claimed: usize,
     /// Whether somebody went without a page. Nothing is admitted then: the next pages are spoken for.
     pressed: bool,
 }
@@ -67,6 +69,7 @@ impl Scheduler {
             return None;
         }
         let mut draft = Draft { budget: self.config.max_num_batched_tokens, ..Draft::default() };
+        self.leave_windows();
         self.plan_decodes(&mut draft);
         let shares = self.share_out(&mut draft);
         for share in shares {
@@ -97,36 +100,49 @@ impl Scheduler {
     fn plan_decodes(&mut self, draft: &mut Draft) {
         draft.run.reserve(self.running.len());
         draft.planned.reserve(self.running.len());
+        // Whoever went without comes first, or those before it would take each page that comes free.
+        let missed_most = std::mem::take(&mut self.missed_most);
+        for missed in (0..=missed_most).rev() {
+            self.plan_decodes_of(missed, draft);
+        }
+    }
+
+    /// Plans decodes of those that went without in so many plans in a row.
+    fn plan_decodes_of(&mut self, missed: u8, draft: &mut Draft) {
         let mut at = 0;
-        // Whoever gives way stands behind, or is the one that asks: what was planned before stays.
+        // Whoever gives way is the last, or the one that asks.
         while at < self.running.len() && draft.budget > 0 {
             let slot = self.running[at].slot;
             let state = &self.sequences[slot];
-            if !state.wants_decode() {
+            let is_others_turn = state.missed != missed || state.last_step == Some(self.next_step);
+            let is_late = planted(Bug::DecodesLast) && self.is_anyone_prefilling();
+            if !state.wants_decode() || is_others_turn || is_late {
                 at += 1;
                 continue;
             }
             let computed = state.computed;
-            self.leave_window(slot, computed);
             let has = self.sequences[slot].table.len() / self.groups;
             if has * self.cache.block_size <= computed {
                 match self.obtain_block(slot, draft) {
                     Obtained::Pages => {}
                     Obtained::Stalled => {
-                        draft.pressed = true;
+                        let missed = missed.saturating_add(1);
+                        self.sequences[slot].missed = missed;
+                        self.missed_most = self.missed_most.max(missed);
                         at += 1;
                         continue;
                     }
-                    Obtained::Preempted => {
-                        draft.pressed = true;
-                        continue;
-                    }
+                    Obtained::Preempted => continue,
                 }
             }
             self.push_span(slot, 1, draft);
-            draft.budget -= 1;
+            draft.budget -= usize::from(!planted(Bug::OverrunsBudget));
             at += 1;
         }
+    }
+
+    fn is_anyone_prefilling(&self) -> bool {
+        self.running.iter().any(|running| self.sequences[running.slot].is_prefilling())
     }
 
     /// Divides the budget among prefills, and admits what waits while there is some left.
@@ -144,7 +160,7 @@ impl Scheduler {
             }
         }
         if let Some((first, others)) = shares.split_first_mut() {
-            let half = draft.budget.div_ceil(2);
+            let half = if planted(Bug::StarvesLongPrompts) { 0 } else { draft.budget.div_ceil(2) };
             first.give(half, &mut draft.budget);
             let mut others: Vec<&mut Share> = others.iter_mut().collect();
             others.sort_by_key(|share| share.remaining);
@@ -165,7 +181,11 @@ impl Scheduler {
     fn admit(&mut self, shares: &mut Vec<Share>, draft: &mut Draft) {
         while draft.budget > 0 && self.running.len() < self.config.max_num_seqs {
             // Only the head of the queue is asked: a large request is not starved by small ones behind it.
-            let Some((_, &slot)) = self.waiting.first_key_value() else { return };
+            let head = match planted(Bug::AdmitsLast) {
+                true => self.waiting.last_key_value(),
+                false => self.waiting.first_key_value(),
+            };
+            let Some((_, &slot)) = head else { return };
             let shared = self.blocks_to_share(&self.sequences[slot], shares);
             if self.admission(&self.sequences[slot], shared) == Admission::Wait {
                 return;
@@ -202,7 +222,10 @@ impl Scheduler {
     /// A block for `slot` in every group, at the cost of whoever comes last in the order, be it itself.
     fn obtain_block(&mut self, slot: usize, draft: &mut Draft) -> Obtained {
         loop {
-            if self.pool.available() >= self.groups {
+            // Among what is available and what comes free are the pages of those who wait.
+            let to_come = self.pool.available() + self.pool.pending();
+            let is_enough = to_come >= draft.claimed + self.groups;
+            if is_enough && self.pool.available() >= self.groups {
                 for group in 0..self.groups {
                     let page = self.pool.take(group);
                     debug_assert!(page.is_some(), "as many as are available can be taken");
@@ -212,21 +235,22 @@ impl Scheduler {
                 }
                 return Obtained::Pages;
             }
-            let unclaimed = self.pool.pending().saturating_sub(draft.awaited);
-            if unclaimed > 0 && self.pool.available() + unclaimed >= self.groups {
-                draft.awaited += self.groups - self.pool.available();
-                draft.pressed = true;
+            draft.pressed = true;
+            if is_enough {
+                draft.claimed += self.groups;
                 return Obtained::Stalled;
             }
-            let last = self.running.last().expect("the sequence that asks for a page runs");
+            let last = match planted(Bug::PreemptsFirst) {
+                true => self.running.first(),
+                false => self.running.last(),
+            };
+            let last = last.expect("the sequence that asks for a page runs");
             if !last.order.may_be_preempted {
                 // All that run are to keep what they have, and together they fit: what they lack is on its way.
                 assert!(self.pool.pending() > 0, "sequences were promised more pages than there are");
-                draft.pressed = true;
                 return Obtained::Stalled;
             }
             let victim = last.slot;
-            draft.pressed = true;
             let table = &self.sequences[victim].table;
             draft.copies.retain(|copy| !table.contains(&Some(copy.to)));
             self.preempt(victim);
@@ -245,12 +269,19 @@ impl Scheduler {
             return;
         }
         let start = self.sequences[slot].computed;
-        self.leave_window(slot, start);
         let wanted = self.cache.blocks_for(start + count);
+        let mut others = None;
         while self.sequences[slot].table.len() / self.groups < wanted {
             let room = (self.sequences[slot].table.len() / self.groups) * self.cache.block_size;
-            if room > start && self.pool.available() < self.groups {
-                break; // The chunk ends where pages do.
+            // The chunk ends where pages do. What its rows see together may be more than the sequence was admitted for:
+            // that much it takes only of what nobody else is going to need.
+            let state = &self.sequences[slot];
+            let spoken_for = match state.held + self.groups > state.pages_max {
+                true => *others.get_or_insert_with(|| self.spoken_for(slot)),
+                false => 0,
+            };
+            if room > start && self.pool.available() < self.groups + spoken_for {
+                break;
             }
             if self.obtain_block(slot, draft) != Obtained::Pages {
                 return;

@@ -9,7 +9,10 @@ use std::collections::BTreeMap;
 
 use consort_parallel::ids::BlockId;
 
-use super::names::Names;
+use super::{
+    bugs::{Bug, planted},
+    names::Names,
+};
 use crate::{ids::Step, prefix::BlockKey};
 
 /// Whether a sequence may start to run.
@@ -183,6 +186,7 @@ impl PagePool {
     pub fn share(&mut self, block: BlockId) {
         match self.pages[block.index()].state {
             PageState::Owned => {}
+            PageState::Cached if planted(Bug::EvictsHeldPages) => {}
             PageState::Cached => self.unlink(block),
             PageState::Quarantined => self.quarantined -= 1,
             PageState::Moving => self.moving -= 1,
@@ -199,12 +203,17 @@ impl PagePool {
     pub fn release(&mut self, block: BlockId, until: Option<Step>) {
         let page = &mut self.pages[block.index()];
         assert!(page.state == PageState::Owned && page.refs > 0, "page {} released twice", block.0);
-        page.refs -= 1;
+        page.refs -= match page.refs > 1 {
+            true if planted(Bug::KeepsReference) => 0,
+            true if planted(Bug::ReleasesTwice) => 2,
+            _ => 1,
+        };
         page.until = page.until.max(until);
         if page.refs > 0 {
             return;
         }
-        match page.until.filter(|until| Some(*until) > self.absorbed) {
+        let is_idle = planted(Bug::SkipsQuarantine);
+        match page.until.filter(|until| !is_idle && Some(*until) > self.absorbed) {
             Some(step) => {
                 page.state = PageState::Quarantined;
                 self.quarantined += 1;
@@ -216,6 +225,7 @@ impl PagePool {
 
     /// Everything until `step` has been executed and read.
     pub fn absorbed(&mut self, step: Step) {
+        let step = if planted(Bug::QuarantineEndsEarly) { step.next() } else { step };
         self.absorbed = Some(step);
         while let Some(entry) = self.quarantine.first_entry().filter(|entry| *entry.key() <= step) {
             let step = *entry.key();
@@ -298,6 +308,12 @@ impl PagePool {
             Some(_) => self.link(block, true),
             None => self.rest(block),
         }
+    }
+
+    /// Sequences that hold a page.
+    #[cfg(test)]
+    pub(super) fn holders(&self, block: BlockId) -> u32 {
+        self.pages[block.index()].refs
     }
 
     /// What may become of a page next.

@@ -3,7 +3,11 @@
 use consort_kernels::sampling::SamplingParams;
 use consort_parallel::ids::BlockId;
 
-use super::{PREEMPTIONS_MAX, RESERVE_GROWTH_BITS, pool::Content};
+use super::{
+    PREEMPTIONS_MAX, RESERVE_GROWTH_BITS,
+    bugs::{Bug, planted},
+    pool::Content,
+};
 use crate::{
     config::{CacheSpec, LAYER_GROUPS_MAX, kv_tokens_max},
     ids::{SequenceId, Step},
@@ -25,6 +29,11 @@ impl Place {
     pub(super) fn new(now_ms: u64, priority: i32, aging_ms: u64, sequence: SequenceId) -> Self {
         let aging_ms = i64::try_from(aging_ms).unwrap_or(i64::MAX);
         let now_ms = i64::try_from(now_ms).unwrap_or(i64::MAX);
+        let priority = match priority {
+            _ if planted(Bug::IgnoresPriority) => 0,
+            priority if planted(Bug::TurnsPriorityRound) => -priority,
+            priority => priority,
+        };
         Self { due_ms: now_ms.saturating_add(i64::from(priority).saturating_mul(aging_ms)), sequence }
     }
 }
@@ -91,6 +100,8 @@ pub(super) struct Sequence {
     root: Option<BlockKey>,
     /// Blocks of this life that were given their names.
     pub(super) named: usize,
+    /// Plans in a row that left out its decode, because the page for it was on its way.
+    pub(super) missed: u8,
     /// Last step with a span of this life.
     pub(super) last_step: Option<Step>,
     sampling: SamplingParams,
@@ -133,8 +144,11 @@ impl Sequence {
             loading: 0,
             loading_tokens: 0,
             keys: Vec::new(),
-            root: cache.prefix_caching.then(|| BlockKey::root(request.cache_salt)),
+            root: cache
+                .prefix_caching
+                .then(|| BlockKey::root(request.cache_salt.filter(|_| !planted(Bug::LeavesSaltOut)))),
             named: 0,
+            missed: 0,
             last_step: None,
             draws: request.max_tokens > 0,
             tokens: request.prompt,
@@ -195,11 +209,12 @@ impl Sequence {
 
     /// Tokens once all planned draws are in.
     pub(super) fn planned_len(&self) -> usize {
-        self.tokens.len() + self.draws_ahead
+        self.tokens.len() + if planted(Bug::OverrunsLimit) { 0 } else { self.draws_ahead }
     }
 
     pub(super) fn order(&self) -> RunOrder {
-        RunOrder { may_be_preempted: self.preemptions < PREEMPTIONS_MAX, place: self.place }
+        let may_be_preempted = self.preemptions < PREEMPTIONS_MAX || planted(Bug::PreemptsTheKept);
+        RunOrder { may_be_preempted, place: self.place }
     }
 
     /// Pages that it takes for the tokens known when it was admitted, beyond those it holds or will share.
@@ -216,9 +231,9 @@ impl Sequence {
 
     /// Pages that must stay to be had for every running sequence when this one is admitted: four times as many after
     /// each preemption, and all they may ever take after the last.
-    pub(super) fn reserve_per_sequence(&self) -> usize {
+    pub(super) fn reserve_per_sequence(&self, cache: &CacheSpec) -> usize {
         if self.preemptions < PREEMPTIONS_MAX {
-            1 << (RESERVE_GROWTH_BITS * u32::from(self.preemptions))
+            cache.groups.count() << (RESERVE_GROWTH_BITS * u32::from(self.preemptions))
         } else {
             usize::MAX
         }
@@ -234,11 +249,12 @@ impl Sequence {
         self.held = 0;
         self.first_block = [0; LAYER_GROUPS_MAX];
         self.life = 0;
-        self.announced = false;
+        self.announced &= planted(Bug::ForgetsToBegin);
         self.told = 0;
         self.promised = 0;
         (self.loading, self.loading_tokens) = (0, 0);
         self.named = 0;
+        self.missed = 0;
         self.last_step = None;
         std::mem::take(&mut self.table).into_iter().rev().flatten()
     }
@@ -257,6 +273,7 @@ impl Sequence {
     pub(super) fn blocks_to_find(&self, cache: &CacheSpec) -> usize {
         match self.needs_every_row() {
             true => 0,
+            false if planted(Bug::FindsLastToken) => self.keys.len(),
             false => self.keys.len().min((self.tokens.len() - 1) / cache.block_size),
         }
     }
@@ -291,7 +308,8 @@ impl Sequence {
         while let Some(block) =
             self.tokens.get(self.keys.len() * cache.block_size..(self.keys.len() + 1) * cache.block_size)
         {
-            let parent = self.keys.last().copied().unwrap_or(root);
+            let parent = self.keys.last().copied().filter(|_| !planted(Bug::LeavesParentOut));
+            let parent = parent.unwrap_or(root);
             self.keys.push(parent.next(block));
         }
     }
@@ -323,6 +341,7 @@ impl Sequence {
         self.told = end;
         self.computed = end;
         self.draws_ahead += usize::from(sample);
+        self.missed = 0;
         self.last_step = Some(step);
         let planned = PlannedSpan { sequence: self.id, slot: 0, life: self.life, start, end, output };
         (Span { sequence: self.id, cached, tokens, new_blocks, output }, planned)

@@ -2,6 +2,7 @@
 //! compute, and the prompt of a request with several choices.
 
 use super::{
+    bugs::{Bug, planted},
     planning::{Draft, Share},
     sequence::Sequence,
     state::Scheduler,
@@ -70,6 +71,9 @@ impl Scheduler {
                 (first_seen(blocks, window)..blocks).rev().find(|&block| !has(block, group))
             })
         {
+            if planted(Bug::FindsInOneGroup) {
+                break;
+            }
             blocks = lacking;
         }
         blocks
@@ -133,6 +137,11 @@ impl Scheduler {
             (0..self.groups).filter(|_| is_split).filter_map(|group| page(last, group)).collect();
         shared.iter().flatten().for_each(|&page| self.pool.share(page));
         for (group, from) in split.into_iter().enumerate() {
+            if planted(Bug::SharesWrittenPage) {
+                self.pool.share(from);
+                shared.push(Some(from));
+                continue;
+            }
             let to = self.pool.take(group);
             shared.push(to);
             draft.copies.extend(to.map(|to| BlockCopy { from, to }));
@@ -140,7 +149,9 @@ impl Scheduler {
         // The copies are part of the step that is being planned.
         let step = self.next_step;
         let leader = &mut self.sequences[leader_slot];
-        leader.last_step = leader.last_step.max(Some(step));
+        if !planted(Bug::CopiesWithoutHolding) {
+            leader.last_step = leader.last_step.max(Some(step));
+        }
         let state = &mut self.sequences[slot];
         state.held += shared.iter().flatten().count();
         state.table.extend(shared);
@@ -162,6 +173,9 @@ impl Scheduler {
     pub(super) fn is_promised(&mut self, slot: usize, shares: &[Share]) -> bool {
         let state = &self.sequences[slot];
         let promised = self.is_leaders(state) || self.is_shares(state, shares);
+        if !promised && planted(Bug::WaitsForNobody) && self.sequences[slot].promised > 0 {
+            return true;
+        }
         if !promised {
             self.sequences[slot].promised = 0;
         }
@@ -208,11 +222,25 @@ impl Scheduler {
         common.chain([leading(limit, is_held)]).max().unwrap_or(0)
     }
 
+    /// Gives up what no row to come sees, of all that run: nobody may go without a page that another one needs no more.
+    pub(super) fn leave_windows(&mut self) {
+        for at in 0..self.running.len() {
+            let slot = self.running[at].slot;
+            let computed = self.sequences[slot].computed;
+            self.leave_window(slot, computed);
+        }
+    }
+
     /// Gives up the pages that no row from `position` on sees.
     pub(super) fn leave_window(&mut self, slot: usize, position: usize) {
         if self.cache.groups.full() == self.groups {
             return;
         }
+        let position = match position {
+            position if planted(Bug::WindowTooEarly) => position + 1,
+            position if planted(Bug::WindowTooLate) => position.saturating_sub(1),
+            position => position,
+        };
         let state = &mut self.sequences[slot];
         for (group, window) in self.cache.groups.windows().enumerate() {
             let first = self.cache.first_block_seen(position, window);
@@ -232,6 +260,8 @@ impl Scheduler {
     pub(super) fn name_blocks(&mut self, slot: usize) {
         let state = &mut self.sequences[slot];
         let full = state.computed.min(state.tokens.len()) / self.cache.block_size;
+        let full =
+            full + usize::from(planted(Bug::NamesPagesBegun) && full < state.table.len() / self.groups);
         while state.named < full {
             let block = state.named;
             let Some(content) = state.content(block, &self.cache) else { break };

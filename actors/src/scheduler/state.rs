@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{
+    bugs::{Bug, planted},
     pool::{Admission, PagePool},
     sequence::{Place, PlannedSpan, RunOrder, Sequence},
     slots::Slots,
@@ -128,6 +129,8 @@ pub struct Scheduler {
     pub(super) ending: Vec<SequenceId>,
     pub(super) epoch: Epoch,
     pub(super) next_step: Step,
+    /// Most plans in a row that left out a decode of one that runs.
+    pub(super) missed_most: u8,
     /// Lives begun so far.
     pub(super) lives: u64,
     pub(super) counters: SchedulerCounters,
@@ -151,14 +154,15 @@ impl Scheduler {
             ending: Vec::new(),
             epoch,
             next_step: Step(0),
+            missed_most: 0,
             lives: 0,
             counters: SchedulerCounters::default(),
         }
     }
 
-    /// Puts a request into the queue at `now_ms`, which counts from any fixed moment. `sequence` is greater than any
-    /// before: numbers are the order of arrival. `leader` is an earlier one with the same prompt and salt, another choice
-    /// of the same request: this one shares what that one has of the prompt.
+    /// Puts a request into the queue that came at `now_ms`, which counts from any fixed moment. Numbers of sequences are
+    /// unique and break ties; they need not come in order, because requests move between schedulers. `leader` is an earlier one with the same prompt and salt, another
+    /// choice of the same request: this one shares what that one has of the prompt.
     pub fn submit(
         &mut self,
         now_ms: u64,
@@ -226,13 +230,22 @@ impl Scheduler {
         self.next_step = Step(0);
         self.in_flight.clear();
         self.ending.clear();
-        self.pool = PagePool::new(self.cache.num_blocks, self.cache.block_size);
+        let pool = PagePool::new(self.cache.num_blocks, self.cache.block_size);
         self.tiers = Tiers::new(&self.cache);
+        let lost = std::mem::replace(&mut self.pool, pool);
+        let mut lost = planted(Bug::KeepsNamesOfLostGroup).then_some(lost);
         for Running { slot, .. } in std::mem::take(&mut self.running) {
             let state = &mut self.sequences[slot];
             // Its pages are those of the pool that is gone.
-            drop(state.end_life());
+            let pages = state.end_life();
+            lost.iter_mut()
+                .zip([pages])
+                .for_each(|(lost, pages)| pages.for_each(|it| lost.release(it, None)));
             self.waiting.insert(state.place, slot);
+        }
+        if let Some(mut lost) = lost {
+            [Step(u64::MAX - 1), Step(0)].into_iter().for_each(|step| lost.absorbed(step));
+            self.pool = lost;
         }
     }
 
@@ -311,14 +324,16 @@ impl Scheduler {
 
     fn absorb_span(&mut self, span: &PlannedSpan, output: Option<SpanOutput>, events: &mut Vec<Event>) {
         let PlannedSpan { sequence, slot, .. } = *span;
-        let Some(state) = self.sequences.get_mut(slot).filter(|state| state.life == span.life) else {
+        let is_any = planted(Bug::TakesEarlierLives);
+        let is_same = |state: &&mut Sequence| state.life == span.life || is_any && state.id == sequence;
+        let Some(state) = self.sequences.get_mut(slot).filter(is_same) else {
             return; // Ended, or preempted since: its next life draws the same token again.
         };
         let mut finish = None;
         let event = |event| Event { sequence, event };
         if let Some(mut output) = output {
-            let reported =
-                state.prompt_logprobs_next.saturating_sub(span.start + 1).min(output.prompt_logprobs.len());
+            let from = if planted(Bug::ReportsTwice) { 0 } else { state.prompt_logprobs_next };
+            let reported = from.saturating_sub(span.start + 1).min(output.prompt_logprobs.len());
             output.prompt_logprobs.drain(..reported);
             if !output.prompt_logprobs.is_empty() {
                 state.prompt_logprobs_next += output.prompt_logprobs.len();
@@ -402,6 +417,10 @@ impl Scheduler {
         if self.waiting.remove(&place).is_some() {
             self.unstarted -= usize::from(!started);
         } else {
+            let leaks = planted(Bug::LeaksWhenPromised) && self.sequences[slot].promised > 0;
+            if leaks {
+                self.sequences[slot].table.clear();
+            }
             self.end_life(slot);
         }
         self.sequences.remove(slot);
@@ -411,7 +430,7 @@ impl Scheduler {
     pub(super) fn preempt(&mut self, slot: usize) {
         self.end_life(slot);
         let state = &mut self.sequences[slot];
-        state.preemptions += 1;
+        state.preemptions += u8::from(!planted(Bug::ForgetsPreemptions));
         self.counters.preemptions += 1;
         self.waiting.insert(state.place, slot);
     }
@@ -441,13 +460,11 @@ impl Scheduler {
     /// prefilled, and give way to the next sequence that crosses a block boundary. A sequence that would run alone always
     /// fits.
     pub(super) fn admission(&self, state: &Sequence, shared: usize) -> Admission {
-        let each = state.reserve_per_sequence();
+        let each = state.reserve_per_sequence(&self.cache);
         let (mut reserve, mut kept) = (state.growth(&self.cache).min(each), 0);
-        for Running { order, slot } in &self.running {
-            let other = &self.sequences[*slot];
-            let each = if order.may_be_preempted { each } else { usize::MAX };
-            kept += if order.may_be_preempted { 0 } else { other.pages_max };
-            reserve += other.committed(&self.cache) + other.growth(&self.cache).min(each);
+        for running in &self.running {
+            kept += if running.order.may_be_preempted { 0 } else { self.sequences[running.slot].pages_max };
+            reserve += self.reserve_of(*running, each);
         }
         let stays = state.order().may_be_preempted || kept + state.pages_max <= self.pool.total();
         let known = self.cache.pages_for(state.tokens.len());
@@ -456,6 +473,19 @@ impl Scheduler {
             true => Admission::Fits,
             false => Admission::Wait,
         }
+    }
+
+    /// Pages that one that runs will take, and of those that it may take after that no more than `each`.
+    fn reserve_of(&self, running: Running, each: usize) -> usize {
+        let state = &self.sequences[running.slot];
+        let each = if running.order.may_be_preempted { each } else { usize::MAX };
+        state.committed(&self.cache) + state.growth(&self.cache).min(each)
+    }
+
+    /// Pages that all that run, but for one, will take before long.
+    pub(super) fn spoken_for(&self, except: usize) -> usize {
+        let others = self.running.iter().filter(|running| running.slot != except);
+        others.map(|running| self.reserve_of(*running, self.groups)).sum()
     }
 }
 

@@ -214,13 +214,13 @@ fn the_newest_sequence_gives_way_and_keeps_its_prefix() {
             simulation.absorb();
         }
     }
-    let emitted: Vec<u32> = simulation.outcomes[&SequenceId(1)].sampled.iter().map(|s| s.token).collect();
+    let emitted: Vec<u32> = simulation.outcome(1).sampled.iter().map(|s| s.token).collect();
     let journal = simulation.scheduler.journal(SequenceId(1)).unwrap();
     assert!(!emitted.is_empty());
     assert_eq!(journal[3..], emitted);
     assert_eq!((simulation.scheduler.running(), simulation.scheduler.waiting()), (1, 1));
     simulation.drain();
-    assert!(simulation.outcomes.values().all(|outcome| outcome.sampled.len() == 10));
+    assert!((0..2).all(|id| simulation.outcome(id).sampled.len() == 10));
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn a_newcomer_waits_until_what_runs_can_grow() {
     assert_eq!((simulation.scheduler.running(), simulation.scheduler.waiting()), (1, 1));
     simulation.drain();
     assert_eq!(simulation.scheduler.counters().preemptions, 0);
-    assert_eq!(simulation.outcomes[&SequenceId(1)].sampled.len(), 1);
+    assert_eq!(simulation.outcome(1).sampled.len(), 1);
 }
 
 #[test]
@@ -258,7 +258,7 @@ fn a_sequence_alone_may_take_the_whole_pool() {
     let mut simulation = Simulation::new(CONFIG, cache, 2);
     simulation.submit(0, request(15, 2)).unwrap();
     simulation.drain();
-    assert_eq!(simulation.outcomes[&SequenceId(0)].sampled.len(), 2);
+    assert_eq!(simulation.outcome(0).sampled.len(), 2);
 }
 
 #[test]

@@ -13,6 +13,9 @@ use consort_parallel::ids::{BlockId, HostBlock};
 use super::{host_pool::HostPool, pool::PageState, sequence::Sequence, state::Scheduler};
 use crate::{config::CacheSpec, ids::Step};
 
+#[cfg(test)]
+mod simulation;
+
 /// Pages that one step saves and loads together. A CPU copies them within the step: with pages of 2 MiB (16 tokens of an
 /// 8B model) these are 32 MiB, 5 to 7 ms of one core at 5 to 6 GB/s. It also bounds what a newcomer waits for in a step
 /// that only moves pages.
