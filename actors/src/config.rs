@@ -148,6 +148,8 @@ impl Limits {
         let needed_blocks = self.cache.pages_for(kv_tokens_max(request));
         if needed_blocks > self.cache.num_blocks {
             return Err(SubmitError::NeverFits {
+                prompt_tokens: request.prompt.len(),
+                max_tokens: request.max_tokens,
                 needed_blocks,
                 total_blocks: self.cache.num_blocks,
                 block_size: self.cache.block_size,
@@ -160,4 +162,44 @@ impl Limits {
 /// Tokens whose keys and values a request may come to hold: the last drawn token is never written.
 pub(crate) fn kv_tokens_max(request: &Request) -> usize {
     request.prompt.len().saturating_add(request.max_tokens.saturating_sub(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use consort_kernels::sampling::SamplingParams;
+
+    use super::*;
+
+    fn request(prompt: usize, max_tokens: usize) -> Request {
+        Request {
+            prompt: vec![1; prompt],
+            sampling: SamplingParams::default(),
+            max_tokens,
+            stop_token_ids: Vec::new(),
+            logprobs: None,
+            prompt_logprobs: None,
+            priority: 0,
+            cache_salt: None,
+        }
+    }
+
+    #[test]
+    fn what_never_fits_is_refused_with_the_numbers_and_a_remedy() {
+        let groups = LayerGroups::new(&[None, Some(128)]).expect("two groups");
+        let cache = CacheSpec { groups, ..CacheSpec::new(16, 70) };
+        let limits = Limits { vocab_size: 10, max_model_len: 10_000, cache };
+        let error = limits.check(&request(900, 101)).expect_err("63 blocks, and 9 within the window");
+        assert_eq!(
+            error.to_string(),
+            "the prompt has 900 tokens and up to 101 more were requested; together they need 72 KV blocks of 16 \
+             tokens, but the cache has 70; shorten the prompt or lower max_tokens, or give the server more \
+             kv_cache_memory_bytes"
+        );
+        assert_eq!(
+            limits.check(&request(900, 77)),
+            Ok(()),
+            "the last token is not written: 976 are 61 blocks"
+        );
+        assert!(limits.check(&request(900, 78)).is_err());
+    }
 }

@@ -4,7 +4,7 @@ use std::error::Error;
 
 use consort_parallel::{collective::CollectiveError, ids::Rank, model::ModelError};
 
-use crate::ids::{Epoch, Step};
+use crate::ids::{Epoch, ReplicaId, Step};
 
 /// Why a shard could not be built, or could not execute a step.
 #[derive(Debug, thiserror::Error)]
@@ -124,6 +124,14 @@ pub enum EnsembleError {
         rank: Rank,
         /// Why.
         source: ShardError,
+    },
+    /// One of several replicas did not start.
+    #[error("{replica}: {source}")]
+    Replica {
+        /// Which.
+        replica: ReplicaId,
+        /// Why.
+        source: Box<EnsembleError>,
     },
     /// An actor could not be started.
     #[error("the actor tree could not be started: {0}")]

@@ -12,6 +12,23 @@ impl fmt::Display for SequenceId {
     }
 }
 
+/// One replica of the model, by its place in the ensemble.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReplicaId(pub u16);
+
+impl ReplicaId {
+    /// As an index.
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+impl fmt::Display for ReplicaId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "replica {}", self.0)
+    }
+}
+
 /// One life of a shard group. Whatever carries an older epoch is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u64);

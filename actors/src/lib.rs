@@ -1,13 +1,15 @@
 //! Actors of Consort: a supervised tree per ensemble that turns requests into steps and steps into tokens.
 //!
 //! ```text
-//! Supervisor -> Replica (rest for one) -> Scheduler
-//!                                      -> ShardGroup -> Shard x N, each with a compute thread of its own
+//! Supervisor -> Router
+//!            -> Replica x M (rest for one) -> Scheduler
+//!                                          -> ShardGroup -> Shard x N, each with a compute thread of its own
 //! ```
 //!
 //! | Module | What it is |
 //! |---|---|
 //! | [`Ensemble`] | the handle: start, submit, status, shutdown |
+//! | [`router`] | the pure [`Router`](router::Router), which chooses a replica for each request, and its actor |
 //! | [`scheduler`] | the pure [`Scheduler`](scheduler::Scheduler) and its actor |
 //! | [`shard`] | executors on compute threads, and the actors that own them |
 //! | [`plan`] | what crosses between scheduler and shards |
@@ -27,6 +29,7 @@ pub mod plan;
 pub mod prefix;
 mod replica;
 pub mod request;
+pub mod router;
 pub mod scheduler;
 pub mod shard;
 pub mod status;
@@ -35,11 +38,11 @@ mod supervisor;
 pub use config::{CacheSpec, LayerGroups, SchedulerConfig};
 pub use ensemble::{Ensemble, EnsembleSpec, Generation};
 pub use error::{EnsembleError, ShardError};
-pub use ids::{Epoch, SequenceId, Step};
+pub use ids::{Epoch, ReplicaId, SequenceId, Step};
 pub use prefix::CacheSalt;
 pub use request::{FinishReason, GenerationError, GenerationEvent, Request, SubmitError};
 pub use shard::{
     LoadProgress, ModelExecutor, ProgressCallback, ProgressReporter, RankShare, Rejoined, ShardExecutor,
     ShardFactory,
 };
-pub use status::{EnsembleState, FinishedCounts, RankStatus, ShardState, StateWatch, Status};
+pub use status::{EnsembleState, FinishedCounts, RankStatus, ReplicaStatus, ShardState, StateWatch, Status};

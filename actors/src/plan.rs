@@ -3,7 +3,7 @@
 //! Plain values. Every shard of a group gets the same plan in the same order.
 
 use consort_kernels::sampling::SamplingParams;
-use consort_parallel::ids::BlockId;
+use consort_parallel::ids::{BlockId, HostBlock};
 pub use consort_parallel::model::TokenLogprobs;
 
 use crate::ids::{Epoch, SequenceId, Step};
@@ -17,10 +17,14 @@ pub struct StepPlan {
     pub step: Step,
     /// Sequences the shards have not heard of (in this epoch, or since they were preempted).
     pub begin: Vec<NewSequence>,
-    /// What to execute, in row order.
+    /// What to execute, in row order. Empty in a step that only waits for transfers.
     pub run: Vec<Span>,
     /// Pages to copy before executing (copy-on-write).
     pub copies: Vec<BlockCopy>,
+    /// Pages to copy to the host's pool. They are not written before the transfer is reported.
+    pub saves: Vec<(BlockId, HostBlock)>,
+    /// Pages to copy from the host's pool. They are not touched before the transfer is reported.
+    pub loads: Vec<(HostBlock, BlockId)>,
     /// Sequences to forget after the step: finished, cancelled or preempted.
     pub end: Vec<SequenceId>,
 }
@@ -136,6 +140,9 @@ pub struct StepResult {
     pub step: Step,
     /// What each sequence that had an output got.
     pub outputs: Vec<SpanOutput>,
+    /// All transfers of plans up to this one are done. Ranks may differ in it; the group's is the least. After a step
+    /// that runs nothing it is that step: nobody waits for anything else then.
+    pub transferred: Option<Step>,
     /// Hash over all drawn tokens of the step; equal on every rank or the group is broken.
     pub digest: u64,
 }

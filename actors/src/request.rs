@@ -123,11 +123,16 @@ pub enum SubmitError {
     },
     /// The sequence could never fit into the KV cache, even alone.
     #[error(
-        "the request needs {needed_blocks} KV blocks of {block_size} tokens and the cache has {total_blocks}; \
-         shorten it or raise kv_cache_memory_bytes"
+        "the prompt has {prompt_tokens} tokens and up to {max_tokens} more were requested; together they need \
+         {needed_blocks} KV blocks of {block_size} tokens, but the cache has {total_blocks}; shorten the prompt or \
+         lower max_tokens, or give the server more kv_cache_memory_bytes"
     )]
     NeverFits {
-        /// Blocks that prompt and generation need.
+        /// Tokens of the prompt.
+        prompt_tokens: usize,
+        /// Tokens asked for.
+        max_tokens: usize,
+        /// Blocks that both need, over all groups of layers.
         needed_blocks: usize,
         /// Blocks there are.
         total_blocks: usize,

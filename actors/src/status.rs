@@ -2,31 +2,41 @@
 
 use std::{
     ops::Range,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use consort_parallel::ids::Rank;
 use tokio::sync::watch;
 
-/// A snapshot of an ensemble. Counters only grow while the ensemble lives.
+use crate::ids::ReplicaId;
+
+/// A snapshot of an ensemble: sums over its replicas, and each of them. Counters only grow while the ensemble lives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Status {
-    /// Whether it serves.
+    /// Whether it serves: it does as long as one replica does.
     pub state: EnsembleState,
-    /// Life of the shard group.
+    /// Life of the shard group; of several, the one that has had most.
     pub epoch: u64,
-    /// One entry per rank.
+    /// One entry per rank, replica by replica.
     pub ranks: Vec<RankStatus>,
+    /// One entry per replica.
+    pub replicas: Vec<ReplicaStatus>,
+    /// Times a request that had not started was moved to another replica.
+    pub moved_requests: u64,
     /// Sequences that hold blocks.
     pub running: usize,
     /// Sequences that wait for blocks, preempted ones included.
     pub waiting: usize,
-    /// Blocks of the KV pool.
+    /// Blocks of the KV pools.
     pub total_blocks: usize,
     /// Blocks that sequences hold, or that steps under way may touch.
     pub used_blocks: usize,
     /// Blocks that nobody holds and whose content may serve later requests; any of them is taken when one is needed.
     pub cached_blocks: usize,
+    /// Pages of the host's pool, where cached blocks are kept beyond their eviction; 0 where there is none.
+    pub host_blocks: usize,
+    /// Those of them that hold something.
+    pub host_used_blocks: usize,
     /// Tokens per block.
     pub block_size: usize,
     /// Steps executed and absorbed.
@@ -43,11 +53,66 @@ pub struct Status {
     pub computed_tokens: u64,
     /// Tokens emitted.
     pub generated_tokens: u64,
+    /// Pages copied to the host's pool.
+    pub host_saves: u64,
+    /// Pages that came back from it.
+    pub host_loads: u64,
+    /// Tokens that need not be computed because of these; part of the prefix cache's hits.
+    pub host_hits: u64,
     /// Requests that ended, by reason.
     pub finished: FinishedCounts,
 }
 
-/// Whether an ensemble serves.
+/// One replica: a scheduler and its shard group. The fields mean what they mean in [`Status`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReplicaStatus {
+    /// Which.
+    pub replica: ReplicaId,
+    /// Whether it serves. It drains and stops with its ensemble.
+    pub state: EnsembleState,
+    /// Life of its shard group.
+    pub epoch: u64,
+    /// One entry per rank.
+    pub ranks: Vec<RankStatus>,
+    /// Sequences that hold blocks.
+    pub running: usize,
+    /// Sequences that wait for blocks, preempted ones included.
+    pub waiting: usize,
+    /// Blocks of its KV pool.
+    pub total_blocks: usize,
+    /// Blocks that sequences hold, or that steps under way may touch.
+    pub used_blocks: usize,
+    /// Blocks that nobody holds and whose content may serve later requests.
+    pub cached_blocks: usize,
+    /// Blocks that the host keeps when they lose their place here.
+    pub host_blocks: usize,
+    /// Those of them that hold something.
+    pub host_used_blocks: usize,
+    /// Steps executed and absorbed.
+    pub steps: u64,
+    /// Times a sequence lost its blocks to another.
+    pub preemptions: u64,
+    /// Prompt tokens of requests that started.
+    pub prompt_tokens: u64,
+    /// Tokens of prompts that were looked up in the prefix cache.
+    pub prefix_cache_queries: u64,
+    /// Those of them whose keys and values were there.
+    pub prefix_cache_hits: u64,
+    /// Rows planned: tokens whose keys and values were computed, replays included.
+    pub computed_tokens: u64,
+    /// Tokens emitted.
+    pub generated_tokens: u64,
+    /// Blocks copied to the host's pool.
+    pub host_saves: u64,
+    /// Blocks copied back.
+    pub host_loads: u64,
+    /// Tokens of prompts that came from there.
+    pub host_hits: u64,
+    /// Requests that ended here, by reason.
+    pub finished: FinishedCounts,
+}
+
+/// Whether an ensemble, or one replica of it, serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EnsembleState {
     /// Shards load.
@@ -65,7 +130,8 @@ pub enum EnsembleState {
     Draining,
     /// All actors and threads have ended.
     Stopped,
-    /// The group was lost more often than is tolerated, or one of its ranks hangs. Nothing restarts from here.
+    /// The group was lost more often than is tolerated, or one of its ranks hangs. Nothing restarts from here. An
+    /// ensemble has failed once all its replicas have.
     Failed {
         /// The last loss.
         reason: String,
@@ -154,6 +220,16 @@ pub enum ShardState {
     Stopped,
 }
 
+impl FinishedCounts {
+    fn add(&mut self, other: &FinishedCounts) {
+        self.stop += other.stop;
+        self.length += other.length;
+        self.cancelled += other.cancelled;
+        self.slow_reader += other.slow_reader;
+        self.failed += other.failed;
+    }
+}
+
 /// Ended requests by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FinishedCounts {
@@ -169,17 +245,36 @@ pub struct FinishedCounts {
     pub failed: u64,
 }
 
-/// The latest snapshot. Writers hold the lock for a handful of assignments, readers for one clone.
+/// The latest snapshot. Writers hold the lock for a handful of assignments, readers for one copy and its sums.
 pub(crate) struct StatusBoard {
-    status: Mutex<Status>,
-    /// The snapshot's state once more, for those who wait for it.
+    board: Mutex<Board>,
+    /// The ensemble's state once more, for those who wait for it.
     states: watch::Sender<EnsembleState>,
 }
 
+struct Board {
+    block_size: usize,
+    replicas: Vec<ReplicaStatus>,
+    /// What the ensemble as a whole was told, which outweighs what its replicas are: that it drains, stopped, or
+    /// failed.
+    told: Option<EnsembleState>,
+    state: EnsembleState,
+    /// Requests that ended at no replica.
+    unplaced: FinishedCounts,
+    moved_requests: u64,
+}
+
 impl StatusBoard {
-    pub(crate) fn new(status: Status) -> Self {
-        let states = watch::Sender::new(status.state.clone());
-        Self { status: Mutex::new(status), states }
+    pub(crate) fn new(block_size: usize, replicas: Vec<ReplicaStatus>) -> Self {
+        let state = combined(&replicas);
+        let states = watch::Sender::new(state.clone());
+        let (told, unplaced) = (None, FinishedCounts::default());
+        let board = Board { block_size, replicas, told, state, unplaced, moved_requests: 0 };
+        Self { board: Mutex::new(board), states }
+    }
+
+    fn board(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn watch(&self) -> StateWatch {
@@ -187,35 +282,174 @@ impl StatusBoard {
     }
 
     pub(crate) fn snapshot(&self) -> Status {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.board().status()
     }
 
     pub(crate) fn state(&self) -> EnsembleState {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).state.clone()
+        self.board().state.clone()
     }
 
-    pub(crate) fn update(&self, change: impl FnOnce(&mut Status)) {
-        change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
+    pub(crate) fn replica(&self, replica: ReplicaId) -> ReplicaStatus {
+        self.board().replicas[replica.index()].clone()
     }
 
-    /// Moves to `next` unless the present state outlives it: what drains never becomes ready again, what failed only
-    /// ends, what stopped stays.
+    /// Blocks that each replica could hand out.
+    pub(crate) fn free_blocks(&self) -> Vec<usize> {
+        let free = |replica: &ReplicaStatus| replica.total_blocks.saturating_sub(replica.used_blocks);
+        self.board().replicas.iter().map(free).collect()
+    }
+
+    pub(crate) fn update(&self, replica: ReplicaId, change: impl FnOnce(&mut ReplicaStatus)) {
+        change(&mut self.board().replicas[replica.index()]);
+    }
+
+    /// Counts requests that ended at no replica.
+    pub(crate) fn unplaced(&self, change: impl FnOnce(&mut FinishedCounts)) {
+        change(&mut self.board().unplaced);
+    }
+
+    pub(crate) fn set_moved(&self, moved: u64) {
+        self.board().moved_requests = moved;
+    }
+
+    /// Moves a replica to `next` unless its present state outlives it: what failed only ends, what stopped stays.
+    pub(crate) fn replica_transition(&self, replica: ReplicaId, next: EnsembleState) {
+        let mut board = self.board();
+        let is_one_of_many = board.replicas.len() > 1;
+        let status = &mut board.replicas[replica.index()];
+        let allowed = match (&status.state, &next) {
+            (EnsembleState::Stopped, _) => false,
+            (EnsembleState::Failed { .. }, EnsembleState::Stopped) => true,
+            (EnsembleState::Failed { .. }, _) => false,
+            _ => true,
+        };
+        if !allowed || status.state == next {
+            return;
+        }
+        if is_one_of_many {
+            tracing::info!(%replica, from = ?status.state, to = ?next, "replica state");
+        }
+        status.state = next;
+        self.settle(&mut board);
+    }
+
+    /// Moves the whole ensemble to `next` unless its present state outlives it: what drains never becomes ready again,
+    /// what failed only ends, what stopped stays.
     pub(crate) fn transition(&self, next: EnsembleState) {
-        self.update(|status| {
-            let allowed = match (&status.state, &next) {
-                (EnsembleState::Stopped, _) => false,
-                (EnsembleState::Draining, EnsembleState::Stopped) => true,
-                (EnsembleState::Draining, _) => false,
-                (EnsembleState::Failed { .. }, EnsembleState::Draining | EnsembleState::Stopped) => true,
-                (EnsembleState::Failed { .. }, _) => false,
-                _ => true,
-            };
-            if allowed && status.state != next {
-                tracing::info!(from = ?status.state, to = ?next, "ensemble state");
-                // Under the lock, so that followers see changes in their order.
-                self.states.send_replace(next.clone());
-                status.state = next;
-            }
-        });
+        let mut board = self.board();
+        let allowed = match (&board.state, &next) {
+            (EnsembleState::Stopped, _) => false,
+            (EnsembleState::Draining, EnsembleState::Stopped) => true,
+            (EnsembleState::Draining, _) => false,
+            (EnsembleState::Failed { .. }, EnsembleState::Draining | EnsembleState::Stopped) => true,
+            (EnsembleState::Failed { .. }, _) => false,
+            _ => true,
+        };
+        if !allowed {
+            return;
+        }
+        if next == EnsembleState::Stopped {
+            board.replicas.iter_mut().for_each(|replica| replica.state = EnsembleState::Stopped);
+        }
+        board.told = Some(next);
+        self.settle(&mut board);
+    }
+
+    /// Draws the ensemble's state from what it was told and what its replicas are.
+    fn settle(&self, board: &mut Board) {
+        let next = board.told.clone().unwrap_or_else(|| combined(&board.replicas));
+        if board.state != next {
+            tracing::info!(from = ?board.state, to = ?next, "ensemble state");
+            // Under the lock, so that followers see changes in their order.
+            self.states.send_replace(next.clone());
+            board.state = next;
+        }
+    }
+}
+
+impl Board {
+    fn status(&self) -> Status {
+        let mut status = Status {
+            state: self.state.clone(),
+            epoch: 0,
+            ranks: Vec::new(),
+            replicas: self.replicas.clone(),
+            moved_requests: self.moved_requests,
+            running: 0,
+            waiting: 0,
+            total_blocks: 0,
+            used_blocks: 0,
+            cached_blocks: 0,
+            host_blocks: 0,
+            host_used_blocks: 0,
+            block_size: self.block_size,
+            steps: 0,
+            preemptions: 0,
+            prompt_tokens: 0,
+            prefix_cache_queries: 0,
+            prefix_cache_hits: 0,
+            computed_tokens: 0,
+            generated_tokens: 0,
+            host_saves: 0,
+            host_loads: 0,
+            host_hits: 0,
+            finished: self.unplaced,
+        };
+        for replica in &self.replicas {
+            status.epoch = status.epoch.max(replica.epoch);
+            status.ranks.extend(replica.ranks.iter().cloned());
+            status.running += replica.running;
+            status.waiting += replica.waiting;
+            status.total_blocks += replica.total_blocks;
+            status.used_blocks += replica.used_blocks;
+            status.cached_blocks += replica.cached_blocks;
+            status.host_blocks += replica.host_blocks;
+            status.host_used_blocks += replica.host_used_blocks;
+            status.steps += replica.steps;
+            status.preemptions += replica.preemptions;
+            status.prompt_tokens += replica.prompt_tokens;
+            status.prefix_cache_queries += replica.prefix_cache_queries;
+            status.prefix_cache_hits += replica.prefix_cache_hits;
+            status.computed_tokens += replica.computed_tokens;
+            status.generated_tokens += replica.generated_tokens;
+            status.host_saves += replica.host_saves;
+            status.host_loads += replica.host_loads;
+            status.host_hits += replica.host_hits;
+            status.finished.add(&replica.finished);
+        }
+        status
+    }
+}
+
+/// Whether replicas serve together: as long as one does. Otherwise what one of them is that may serve again, and a
+/// failure once all have failed.
+fn combined(replicas: &[ReplicaStatus]) -> EnsembleState {
+    let named = |of: &ReplicaStatus, reason: &str| match replicas.len() {
+        1 => reason.to_owned(),
+        _ => format!("{}: {reason}", of.replica),
+    };
+    if replicas.iter().any(|replica| replica.state == EnsembleState::Ready) {
+        return EnsembleState::Ready;
+    }
+    let restarting = replicas.iter().find_map(|replica| match &replica.state {
+        EnsembleState::Restarting { attempt, reason } => {
+            Some(EnsembleState::Restarting { attempt: *attempt, reason: named(replica, reason) })
+        }
+        _ => None,
+    });
+    if let Some(restarting) = restarting {
+        return restarting;
+    }
+    if replicas.iter().any(|replica| replica.state == EnsembleState::Starting) {
+        return EnsembleState::Starting;
+    }
+    let failures = replicas.iter().filter_map(|replica| match &replica.state {
+        EnsembleState::Failed { reason } => Some(named(replica, reason)),
+        _ => None,
+    });
+    let failures: Vec<String> = failures.collect();
+    match failures.is_empty() {
+        true => EnsembleState::Stopped,
+        false => EnsembleState::Failed { reason: failures.join("; ") },
     }
 }

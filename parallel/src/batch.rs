@@ -15,8 +15,9 @@ pub struct Batch {
     pub positions: Vec<u32>,
     /// One entry per sequence that takes part.
     pub spans: Vec<BatchSpan>,
-    /// For each of the model's [groups](crate::kv::KvGroups) the block tables of all spans, concatenated. A table covers
-    /// positions `0..context_len`: in each group, block `i` of a sequence holds its tokens from `i · block_size` on.
+    /// For each of the model's [groups](crate::kv::KvGroups) the block tables of all spans, concatenated. A table
+    /// covers positions `0..context_len`: in each group, block `i` of a sequence holds its tokens from
+    /// `i · block_size` on.
     ///
     /// Sequences may share blocks, also those that one of them fills in this step. Blocks wholly behind the window of a
     /// group, as the span's first row sees it, are not read: any block of the pool may stand there, whoever it belongs
@@ -62,7 +63,8 @@ impl Batch {
         })
     }
 
-    /// Where each row's keys and values go in the pages of a group whose block tables are `blocks`. The batch was checked.
+    /// Where each row's keys and values go in the pages of a group whose block tables are `blocks`. The batch was
+    /// checked.
     pub(crate) fn slots<'a>(
         &'a self,
         blocks: &'a [BlockId],

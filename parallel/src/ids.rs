@@ -29,3 +29,15 @@ impl BlockId {
         self.0 as usize
     }
 }
+
+/// One page of the host's pool, where copies of pages of the KV cache are kept. The same number names the same page on
+/// every rank of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostBlock(pub u32);
+
+impl HostBlock {
+    /// The page as an index into the pool.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}

@@ -9,6 +9,7 @@
 //! | [`collective`] | sums and exchanges in one fixed order |
 //! | [`kv`] | one rank's pages of keys and values |
 //! | [`batch`], [`model`] | one step's work, and the models that execute it |
+//! | [`plan`] | whether a model fits, for how many users, and how fast it could be |
 //!
 //! Absent on purpose: actors, scheduling, text. A model runs when its caller says so, on the caller's thread.
 
@@ -20,3 +21,4 @@ pub mod ids;
 pub mod kv;
 pub mod model;
 pub mod partition;
+pub mod plan;

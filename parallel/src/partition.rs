@@ -2,7 +2,8 @@
 //!
 //! Units that are never cut: a KV group (one KV head and the query heads that read it), 64 MLP columns, 64 rows of
 //! the vocabulary. With more ranks than KV heads the query heads are divided instead and each rank holds a copy of
-//! the KV heads that its queries read. Everything that needs a bound asks this value; nothing computes its own.
+//! the KV heads that its queries read. Experts are divided inside each, by columns; formats that store blocks of
+//! columns make the unit larger. Everything that needs a bound asks this value; nothing computes its own.
 
 use std::ops::Range;
 
@@ -14,6 +15,36 @@ const COLUMN_UNIT: usize = 64;
 const VOCABULARY_UNIT: usize = 64;
 /// Most ranks of a group; a bound against typing errors, far above any machine.
 pub const RANKS_MAX: usize = 1024;
+
+/// What is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dividend {
+    /// Query heads.
+    pub query_heads: usize,
+    /// KV heads; divides the query heads. One where all heads read the same latent vector.
+    pub kv_heads: usize,
+    /// Columns of the dense MLP; 0 where no layer has one.
+    pub columns: usize,
+    /// Columns of each expert; 0 where there are none.
+    pub expert_columns: usize,
+    /// Columns that a format stores together, in the dense MLP and in experts; 1 where it stores single numbers.
+    pub column_block: usize,
+    /// Rows of embedding and head.
+    pub vocabulary: usize,
+}
+
+impl From<&ModelConfig> for Dividend {
+    fn from(config: &ModelConfig) -> Dividend {
+        Dividend {
+            query_heads: config.num_heads,
+            kv_heads: config.num_kv_heads,
+            columns: config.intermediate_size,
+            expert_columns: 0,
+            column_block: 1,
+            vocabulary: config.vocab_size,
+        }
+    }
+}
 
 /// The shares of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +63,8 @@ pub struct Share {
     pub kv_of_query: Vec<usize>,
     /// Columns of the MLP.
     pub columns: Range<usize>,
+    /// Columns of every expert.
+    pub expert_columns: Range<usize>,
     /// Rows of embedding and head.
     pub vocabulary: Range<usize>,
 }
@@ -73,33 +106,38 @@ impl Partition {
         ranks: usize,
         weights: Option<&[f32]>,
     ) -> Result<Partition, PartitionError> {
+        Partition::of(&Dividend::from(config), ranks, weights)
+    }
+
+    /// The same for any model: heads, columns and rows are all that counts.
+    pub fn of(whole: &Dividend, ranks: usize, weights: Option<&[f32]>) -> Result<Partition, PartitionError> {
         if ranks == 0 || ranks > RANKS_MAX {
             return Err(PartitionError::Ranks { ranks });
         }
-        if ranks > config.num_heads {
-            return Err(PartitionError::TooManyRanks { ranks, query_heads: config.num_heads });
+        if ranks > whole.query_heads {
+            return Err(PartitionError::TooManyRanks { ranks, query_heads: whole.query_heads });
         }
         let even = vec![1.0; ranks];
         let weights = weights.unwrap_or(&even);
         if weights.len() != ranks || weights.iter().any(|w| !w.is_finite() || *w <= 0.0) {
             return Err(PartitionError::Weights { weights: weights.to_vec(), ranks });
         }
-        let attention = divide_attention(config, weights);
-        let columns = divide_in_units(config.intermediate_size, COLUMN_UNIT, weights);
-        let vocabulary = divide_in_units(config.vocab_size, VOCABULARY_UNIT, weights);
-        let group = config.num_heads / config.num_kv_heads;
-        let shares = attention
+        let block = whole.column_block.max(1);
+        let columns_of = |columns| divide_in_units(columns, column_unit(columns, block), block, weights);
+        let shares = divide_attention(whole, weights)
             .into_iter()
-            .zip(columns)
-            .zip(vocabulary)
-            .map(|((query_heads, columns), vocabulary)| {
+            .zip(columns_of(whole.columns))
+            .zip(columns_of(whole.expert_columns))
+            .zip(divide_in_units(whole.vocabulary, VOCABULARY_UNIT, 1, weights))
+            .map(|(((query_heads, columns), expert_columns), vocabulary)| {
+                let group = whole.query_heads / whole.kv_heads;
                 let kv_heads = query_heads.start / group..(query_heads.end - 1) / group + 1;
                 let kv_of_query = query_heads.clone().map(|head| head / group - kv_heads.start).collect();
-                Share { query_heads, kv_heads, kv_of_query, columns, vocabulary }
+                Share { query_heads, kv_heads, kv_of_query, columns, expert_columns, vocabulary }
             })
             .collect();
         let partition = Partition { shares };
-        partition.check_invariants(config);
+        partition.check_whole(whole);
         Ok(partition)
     }
 
@@ -121,6 +159,10 @@ impl Partition {
     /// Panics unless every head, column and row has an owner, only KV heads may have several, and no rank is without
     /// query heads.
     pub fn check_invariants(&self, config: &ModelConfig) {
+        self.check_whole(&Dividend::from(config));
+    }
+
+    fn check_whole(&self, whole: &Dividend) {
         let covers = |of: fn(&Share) -> &Range<usize>, total: usize| {
             let mut next = 0;
             for share in &self.shares {
@@ -129,10 +171,11 @@ impl Partition {
             }
             assert_eq!(next, total, "not all are owned: {self:?}");
         };
-        covers(|share| &share.query_heads, config.num_heads);
-        covers(|share| &share.columns, config.intermediate_size);
-        covers(|share| &share.vocabulary, config.vocab_size);
-        let group = config.num_heads / config.num_kv_heads;
+        covers(|share| &share.query_heads, whole.query_heads);
+        covers(|share| &share.columns, whole.columns);
+        covers(|share| &share.expert_columns, whole.expert_columns);
+        covers(|share| &share.vocabulary, whole.vocabulary);
+        let group = whole.query_heads / whole.kv_heads;
         for share in &self.shares {
             assert!(!share.query_heads.is_empty(), "a rank without query heads: {self:?}");
             for (query, kv) in share.query_heads.clone().zip(&share.kv_of_query) {
@@ -147,16 +190,26 @@ impl Partition {
     }
 }
 
-fn divide_attention(config: &ModelConfig, weights: &[f32]) -> Vec<Range<usize>> {
-    let group = config.num_heads / config.num_kv_heads;
-    let unit = if weights.len() <= config.num_kv_heads { group } else { 1 };
-    let counts = at_least_one(apportion(config.num_heads / unit, weights));
+fn divide_attention(whole: &Dividend, weights: &[f32]) -> Vec<Range<usize>> {
+    let group = whole.query_heads / whole.kv_heads;
+    let unit = if weights.len() <= whole.kv_heads { group } else { 1 };
+    let counts = at_least_one(apportion(whole.query_heads / unit, weights));
     ranges(counts.into_iter().map(|count| count * unit))
 }
 
-/// `total` in multiples of `unit` where every rank can have one, else one by one; the last rank may get less.
-fn divide_in_units(total: usize, unit: usize, weights: &[f32]) -> Vec<Range<usize>> {
-    let unit = if total.div_ceil(unit) >= weights.len() { unit } else { 1 };
+/// Columns that stay together: whole units and blocks where the columns are a multiple of both, else whole blocks.
+fn column_unit(columns: usize, block: usize) -> usize {
+    let mut both = block;
+    while !both.is_multiple_of(COLUMN_UNIT) {
+        both += block;
+    }
+    if block == 1 || columns.is_multiple_of(both) { both } else { block }
+}
+
+/// `total` in multiples of `unit` where every rank can have one, else of `block`, which is never cut; the last rank may
+/// get less.
+fn divide_in_units(total: usize, unit: usize, block: usize, weights: &[f32]) -> Vec<Range<usize>> {
+    let unit = if total.div_ceil(unit) >= weights.len() { unit } else { block };
     let units = total.div_ceil(unit);
     let counts = apportion(units, weights);
     let counts = if units >= weights.len() { at_least_one(counts) } else { counts };

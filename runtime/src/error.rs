@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use consort_actors::{EnsembleError, GenerationError, SubmitError};
 use consort_kernels::{KernelError, cuda::device::CudaError};
-use consort_parallel::checkpoint::CheckpointError;
+use consort_parallel::{
+    checkpoint::CheckpointError,
+    plan::{Plan, PlanError},
+};
 
 use crate::{
     text::{TemplateError, TextError},
@@ -32,6 +35,15 @@ pub enum EngineError {
     /// The checkpoint's chat template is unusable.
     #[error("cannot use the model's chat template")]
     Template(#[from] TemplateError),
+    /// The model, or one sequence of full length beside it, is too large for the memory there is.
+    #[error("{}", .plan.verdict())]
+    DoesNotFit {
+        /// What is short where, and what would make it fit.
+        plan: Box<Plan>,
+    },
+    /// The model cannot be planned for.
+    #[error("cannot plan for the model")]
+    Plan(#[from] PlanError),
     /// The KV cache cannot have that shape.
     #[error("cannot lay out the KV cache")]
     KvLayout(#[from] KernelError),

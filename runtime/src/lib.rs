@@ -37,10 +37,11 @@ pub mod text;
 pub mod topology;
 
 pub use consort_actors::{
-    EnsembleState, GenerationError, LoadProgress, RankStatus, StateWatch, Status, SubmitError,
-    plan::TokenLogprobs,
+    EnsembleState, GenerationError, LoadProgress, RankStatus, ReplicaId, ReplicaStatus, StateWatch, Status,
+    SubmitError, plan::TokenLogprobs,
 };
 pub use consort_kernels::device::Isa;
+pub use consort_parallel::plan;
 
 pub use crate::{
     engine::{

@@ -289,7 +289,7 @@ impl ShardExecutor for FakeExecutor {
             outputs.clear();
         }
         let digest = u64::from(fault == Some(Fault::Digest));
-        Ok(StepResult { epoch: plan.epoch, step: plan.step, outputs, digest })
+        Ok(StepResult { epoch: plan.epoch, step: plan.step, outputs, transferred: Some(plan.step), digest })
     }
 
     fn weight_bytes(&self) -> u64 {

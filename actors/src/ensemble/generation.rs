@@ -13,7 +13,7 @@ use tokio_stream::Stream;
 use crate::{
     ids::SequenceId,
     request::{GenerationError, GenerationEvent},
-    scheduler::SchedulerMessage,
+    router::RouterMessage,
     status::{EnsembleState, StatusBoard},
 };
 
@@ -22,7 +22,7 @@ use crate::{
 pub struct Generation {
     sequence: SequenceId,
     events: mpsc::Receiver<GenerationEvent>,
-    scheduler: ActorRef<SchedulerMessage>,
+    router: ActorRef<RouterMessage>,
     board: Arc<StatusBoard>,
     ended: bool,
 }
@@ -31,10 +31,10 @@ impl Generation {
     pub(super) fn new(
         sequence: SequenceId,
         events: mpsc::Receiver<GenerationEvent>,
-        scheduler: ActorRef<SchedulerMessage>,
+        router: ActorRef<RouterMessage>,
         board: Arc<StatusBoard>,
     ) -> Self {
-        Self { sequence, events, scheduler, board, ended: false }
+        Self { sequence, events, router, board, ended: false }
     }
 
     /// The number under which logs speak of this request.
@@ -71,8 +71,8 @@ impl Stream for Generation {
 impl Drop for Generation {
     fn drop(&mut self) {
         if !self.ended {
-            // A scheduler that is gone has nothing to cancel.
-            let _ = self.scheduler.cast(SchedulerMessage::Cancel(self.sequence));
+            // With a router that is gone, all that it placed ends.
+            let _ = self.router.cast(RouterMessage::Cancel(self.sequence));
         }
     }
 }

@@ -13,15 +13,21 @@ use std::{sync::Arc, time::Duration};
 
 pub use generation::Generation;
 use ractor::{Actor, ActorRef};
-pub(crate) use shared::{Shared, WaitingSlot};
+pub(crate) use shared::{Home, Shared, WaitingSlot};
 pub use spec::EnsembleSpec;
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+};
 
 use crate::{
     error::EnsembleError,
     group::SILENCE_MAX,
-    request::{GenerationError, Request, SubmitError},
-    scheduler::{GENERATION_QUEUE_EVENTS, SchedulerMessage, Submission},
+    ids::{ReplicaId, SequenceId},
+    prefix::BlockKey,
+    request::{Request, SubmitError},
+    router::RouterMessage,
+    scheduler::{GENERATION_QUEUE_EVENTS, Submission},
     shard::ProgressCallback,
     status::{EnsembleState, StateWatch, Status},
     supervisor::{SupervisorActor, SupervisorArguments, SupervisorMessage},
@@ -51,8 +57,8 @@ impl Drop for Inner {
 }
 
 impl Ensemble {
-    /// Starts the actor tree, loads every rank, and returns once all are ready, or with the first error. Must be
-    /// called within a tokio runtime, which then runs the actors.
+    /// Starts the actor tree, loads every rank of every replica, and returns once all are ready, or with the first
+    /// error. Must be called within a tokio runtime, which then runs the actors.
     pub async fn start(
         spec: EnsembleSpec,
         progress: Option<ProgressCallback>,
@@ -68,14 +74,14 @@ impl Ensemble {
     ) -> Result<Self, EnsembleError> {
         spec.check()?;
         let shared = Arc::new(Shared::new(spec, progress, silence_max));
-        let (first_load, loaded) = oneshot::channel();
-        let arguments = SupervisorArguments { shared: Arc::clone(&shared), first_load };
+        let (first_loads, loaded): (Vec<_>, Vec<_>) =
+            (0..shared.spec.replicas()).map(|_| oneshot::channel()).unzip();
+        let arguments = SupervisorArguments { shared: Arc::clone(&shared), first_loads };
         let spawned = Actor::spawn(None, SupervisorActor, arguments).await;
         let (supervisor, _) = spawned.map_err(|error| EnsembleError::Actors(error.to_string()))?;
         // From here on the handle's drop ends the tree, also when this future is dropped while it waits.
         let ensemble = Self { inner: Arc::new(Inner { shared, supervisor }) };
-        let outcome = loaded.await.unwrap_or(Err(EnsembleError::Stopped));
-        if let Err(error) = outcome {
+        if let Err(error) = all_loaded(loaded).await {
             ensemble.stop().await;
             return Err(error);
         }
@@ -89,6 +95,7 @@ impl Ensemble {
     }
 
     /// Submits requests that belong together: all are accepted, or none is. The queue is asked for all places at once.
+    /// Neighbours with the same prompt are served by the same replica.
     pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<Generation>, SubmitError> {
         let shared = &self.inner.shared;
         match shared.board.state() {
@@ -104,18 +111,60 @@ impl Ensemble {
         }
         let limits = shared.spec.limits();
         requests.iter().try_for_each(|request| limits.check(request))?;
-        let slots = shared.gate.enter(requests.len())?;
-        let leads = leaders(&requests);
-        let mut generations: Vec<Generation> = Vec::with_capacity(requests.len());
-        // Where the scheduler ends meanwhile, those that were sent are cancelled by being dropped.
-        for ((request, slot), leader) in requests.into_iter().zip(slots).zip(leads) {
-            let (events, receiver) = mpsc::channel(GENERATION_QUEUE_EVENTS);
-            let leader = leader.map(|at| generations[at].sequence());
-            let (sequence, scheduler) =
-                shared.send_submission(|sequence| Submission { sequence, request, leader, events, slot })?;
-            generations.push(Generation::new(sequence, receiver, scheduler, Arc::clone(&shared.board)));
+        let mut slots = shared.gate.enter(requests.len())?.into_iter();
+        let groups = self.grouped(requests);
+        let arrived_ms = shared.now_ms();
+        // Where the router ends meanwhile, those that were sent are cancelled by being dropped.
+        let mut streams = Vec::with_capacity(slots.len());
+        let router = shared.send(|number| {
+            let mut submission = |(request, keys), leader: &mut Option<SequenceId>| {
+                let (events, receiver) = mpsc::channel(GENERATION_QUEUE_EVENTS);
+                let sequence = number();
+                let leader = leader.replace(leader.unwrap_or(sequence));
+                streams.push((sequence, receiver));
+                let slot = slots.next().expect("a slot was taken for each request");
+                Submission { sequence, request, arrived_ms, leader, keys, events, slot }
+            };
+            let mut submissions = |group: Vec<_>| {
+                let mut leader = None;
+                group.into_iter().map(|request| submission(request, &mut leader)).collect()
+            };
+            groups.into_iter().map(&mut submissions).collect()
+        })?;
+        let generation = |(sequence, receiver)| {
+            Generation::new(sequence, receiver, router.clone(), Arc::clone(&shared.board))
+        };
+        Ok(streams.into_iter().map(generation).collect())
+    }
+
+    /// Puts neighbours of the same prompt together, with the keys by which a replica is chosen. They are reckoned
+    /// here, by whoever submits, and not by the one router; where there is no choice, not at all.
+    fn grouped(&self, requests: Vec<Request>) -> Vec<Vec<(Request, Arc<[BlockKey]>)>> {
+        let spec = &self.inner.shared.spec;
+        let has_choice = spec.replicas() > 1 && spec.cache.prefix_caching;
+        let mut groups: Vec<Vec<(Request, Arc<[BlockKey]>)>> = Vec::new();
+        for request in requests {
+            let same = groups.last_mut().filter(|group| {
+                group.first().is_some_and(|(other, _)| {
+                    (&other.prompt, other.cache_salt, other.priority)
+                        == (&request.prompt, request.cache_salt, request.priority)
+                })
+            });
+            match same {
+                Some(group) => {
+                    let keys = Arc::clone(&group[0].1);
+                    group.push((request, keys));
+                }
+                None => {
+                    let keys = match has_choice {
+                        true => BlockKey::chain(request.cache_salt, &request.prompt, spec.cache.block_size),
+                        false => Vec::new(),
+                    };
+                    groups.push(vec![(request, keys.into())]);
+                }
+            }
         }
-        Ok(generations)
+        groups
     }
 
     /// What the ensemble does right now. Holds a lock for the time of a copy.
@@ -129,21 +178,21 @@ impl Ensemble {
     }
 
     /// Takes no more requests in, lets the open ones finish for at most `grace`, ends the rest with
-    /// [`GenerationError::ShuttingDown`], and returns once every actor and thread has ended.
+    /// [`GenerationError::ShuttingDown`](crate::GenerationError::ShuttingDown), and returns once every actor and
+    /// thread has ended.
     pub async fn shutdown(&self, grace: Duration) {
         let shared = &self.inner.shared;
         shared.board.transition(EnsembleState::Draining);
-        if let Some(scheduler) = shared.scheduler() {
-            let drained = scheduler.call(SchedulerMessage::Drain, Some(grace)).await;
+        if let Some(router) = shared.router() {
+            let drained = router.call(RouterMessage::Drain, Some(grace)).await;
             if !matches!(drained, Ok(ractor::rpc::CallResult::Success(()))) {
                 tracing::info!("grace is over: open requests are ended");
             }
-            // A scheduler that is gone has ended its requests.
-            let _ = scheduler.cast(SchedulerMessage::EndAll(GenerationError::ShuttingDown));
         }
         self.stop().await;
     }
 
+    /// Ends all actors. Each scheduler ends its open requests.
     async fn stop(&self) {
         self.inner.shared.board.transition(EnsembleState::Draining);
         // An error means that it has ended already.
@@ -153,23 +202,28 @@ impl Ensemble {
     }
 }
 
-/// For each request the first one of the same prompt that stands right before it, with nothing but such between: choices of
-/// one request come one after another.
-fn leaders(requests: &[Request]) -> Vec<Option<usize>> {
-    let mut first = 0;
-    let leader = |at: usize| {
-        let (leader, request) = (&requests[first], &requests[at]);
-        let same = at > 0 && leader.cache_salt == request.cache_salt && leader.prompt == request.prompt;
-        if !same {
-            first = at;
-        }
-        same.then_some(first)
-    };
-    (0..requests.len()).map(leader).collect()
-}
-
 impl std::fmt::Debug for Ensemble {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Ensemble").field("status", &self.status()).finish()
     }
+}
+
+/// Waits until every replica has loaded, or one could not.
+async fn all_loaded(loads: Vec<oneshot::Receiver<Result<(), EnsembleError>>>) -> Result<(), EnsembleError> {
+    let is_one_of_many = loads.len() > 1;
+    let mut waits = JoinSet::new();
+    for (replica, load) in (0..).map(ReplicaId).zip(loads) {
+        waits.spawn(async move {
+            let outcome = load.await.unwrap_or(Err(EnsembleError::Stopped));
+            outcome.map_err(|source| match is_one_of_many {
+                true => EnsembleError::Replica { replica, source: Box::new(source) },
+                false => source,
+            })
+        });
+    }
+    while let Some(outcome) = waits.join_next().await {
+        // Tasks that only wait do not panic.
+        outcome.unwrap_or(Err(EnsembleError::Stopped))?;
+    }
+    Ok(())
 }

@@ -2,10 +2,10 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use consort_parallel::ids::Rank;
@@ -13,11 +13,12 @@ use ractor::ActorRef;
 
 use super::EnsembleSpec;
 use crate::{
-    ids::{Epoch, SequenceId},
+    ids::{Epoch, ReplicaId, SequenceId},
     request::SubmitError,
+    router::RouterMessage,
     scheduler::{SchedulerMessage, Submission},
-    shard::{ProgressCallback, ThreadLedger},
-    status::{EnsembleState, FinishedCounts, RankStatus, ShardState, Status, StatusBoard},
+    shard::{ProgressCallback, ShardFactory, ThreadLedger},
+    status::{EnsembleState, FinishedCounts, RankStatus, ReplicaStatus, ShardState, StatusBoard},
 };
 
 /// One per ensemble.
@@ -26,94 +27,224 @@ pub(crate) struct Shared {
     pub(crate) progress: Option<ProgressCallback>,
     pub(crate) board: Arc<StatusBoard>,
     pub(crate) gate: Arc<Gate>,
-    pub(crate) threads: ThreadLedger,
     /// How long ranks may be silent.
     pub(crate) silence_max: Duration,
-    /// Progress reports of loading ranks so far: the sign that a rank which builds is alive.
-    pub(crate) load_reports: Arc<AtomicU64>,
-    next_epoch: AtomicU64,
+    /// By replica.
+    homes: Vec<OfReplica>,
     port: Mutex<Port>,
+    started: Instant,
 }
 
-/// Where submissions go. One lock for both, so that sequences arrive in the order of their numbers.
+/// What is shared within one replica.
+struct OfReplica {
+    threads: ThreadLedger,
+    /// Progress reports of loading ranks so far: the sign that a rank which builds is alive.
+    load_reports: Arc<AtomicU64>,
+    next_epoch: AtomicU64,
+}
+
+/// Where messages go. One lock for all, so that sequences arrive in the order of their numbers.
 struct Port {
-    scheduler: Option<ActorRef<SchedulerMessage>>,
+    router: Option<ActorRef<RouterMessage>>,
+    /// By replica.
+    schedulers: Vec<Option<ActorRef<SchedulerMessage>>>,
     next_sequence: u64,
 }
 
 impl Shared {
     pub(crate) fn new(spec: EnsembleSpec, progress: Option<ProgressCallback>, silence_max: Duration) -> Self {
-        let ranks = (0..spec.ranks).map(|index| {
-            let rank = Rank(index as u16);
-            let share = spec.factory.describe(rank);
-            RankStatus {
-                rank,
-                query_heads: share.query_heads,
-                kv_heads: share.kv_heads,
-                weight_bytes: 0,
-                kv_bytes: 0,
-                kv_blocks: spec.cache.num_blocks,
-                state: ShardState::Loading,
-                restarts: 0,
-            }
-        });
-        let status = Status {
-            state: EnsembleState::Starting,
-            epoch: 0,
-            ranks: ranks.collect(),
-            running: 0,
-            waiting: 0,
-            total_blocks: spec.cache.num_blocks,
-            used_blocks: 0,
-            cached_blocks: 0,
-            block_size: spec.cache.block_size,
-            steps: 0,
-            preemptions: 0,
-            prompt_tokens: 0,
-            prefix_cache_queries: 0,
-            prefix_cache_hits: 0,
-            computed_tokens: 0,
-            generated_tokens: 0,
-            finished: FinishedCounts::default(),
-        };
-        Self {
-            board: Arc::new(StatusBoard::new(status)),
-            gate: Arc::new(Gate { limit: spec.scheduler.max_waiting_requests, waiting: AtomicUsize::new(0) }),
+        let replicas = (0..).map(ReplicaId).zip(&spec.factories);
+        let replicas: Vec<ReplicaStatus> =
+            replicas.map(|(replica, factory)| unstarted(&spec, replica, factory.as_ref())).collect();
+        let home = || OfReplica {
             threads: ThreadLedger::default(),
-            silence_max,
             load_reports: Arc::default(),
             next_epoch: AtomicU64::new(0),
-            port: Mutex::new(Port { scheduler: None, next_sequence: 0 }),
+        };
+        let port = Port { router: None, schedulers: vec![None; replicas.len()], next_sequence: 0 };
+        Self {
+            homes: replicas.iter().map(|_| home()).collect(),
+            board: Arc::new(StatusBoard::new(spec.cache.block_size, replicas)),
+            gate: Arc::new(Gate { limit: spec.scheduler.max_waiting_requests, waiting: AtomicUsize::new(0) }),
+            silence_max,
+            port: Mutex::new(port),
+            started: Instant::now(),
             spec,
             progress,
         }
     }
 
-    /// The next life of the group. Never the same twice in an ensemble.
-    pub(crate) fn next_epoch(&self) -> Epoch {
-        Epoch(self.next_epoch.fetch_add(1, Ordering::Relaxed))
+    /// Milliseconds since the ensemble began: the time by which requests are put in order.
+    pub(super) fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    pub(crate) fn set_scheduler(&self, scheduler: Option<ActorRef<SchedulerMessage>>) {
-        self.port.lock().unwrap_or_else(PoisonError::into_inner).scheduler = scheduler;
+    fn port(&self) -> MutexGuard<'_, Port> {
+        self.port.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn scheduler(&self) -> Option<ActorRef<SchedulerMessage>> {
-        self.port.lock().unwrap_or_else(PoisonError::into_inner).scheduler.clone()
+    pub(crate) fn set_router(&self, router: ActorRef<RouterMessage>) {
+        self.port().router = Some(router);
     }
 
-    /// Numbers a submission and sends it.
-    pub(super) fn send_submission(
+    pub(crate) fn router(&self) -> Option<ActorRef<RouterMessage>> {
+        self.port().router.clone()
+    }
+
+    /// One that has ended hears nothing; its successor begins with what it is told then.
+    pub(crate) fn tell_router(&self, message: RouterMessage) {
+        if let Some(router) = &self.port().router {
+            let _ = router.cast(message);
+        }
+    }
+
+    /// Schedulers that exist.
+    pub(crate) fn schedulers(&self) -> Vec<ActorRef<SchedulerMessage>> {
+        self.port().schedulers.iter().flatten().cloned().collect()
+    }
+
+    /// Sends groups of submissions to the router. Whoever builds them is given their numbers one after another.
+    pub(super) fn send(
         &self,
-        submission: impl FnOnce(SequenceId) -> Submission,
-    ) -> Result<(SequenceId, ActorRef<SchedulerMessage>), SubmitError> {
-        let gone = || SubmitError::NotReady("its scheduler ended and is being restarted".into());
-        let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
-        let scheduler = port.scheduler.clone().ok_or_else(gone)?;
-        let sequence = SequenceId(port.next_sequence);
-        port.next_sequence += 1;
-        scheduler.cast(SchedulerMessage::Submit(submission(sequence))).map_err(|_| gone())?;
-        Ok((sequence, scheduler))
+        build: impl FnOnce(&mut dyn FnMut() -> SequenceId) -> Vec<Vec<Submission>>,
+    ) -> Result<ActorRef<RouterMessage>, SubmitError> {
+        let gone = || SubmitError::NotReady("its router ended and is being restarted".into());
+        let mut port = self.port();
+        let router = port.router.clone().ok_or_else(gone)?;
+        let groups = build(&mut || {
+            let sequence = SequenceId(port.next_sequence);
+            port.next_sequence += 1;
+            sequence
+        });
+        router.cast(RouterMessage::Submit(groups)).map_err(|_| gone())?;
+        Ok(router)
+    }
+
+    /// Compute threads that were not joined yet, of all replicas.
+    #[cfg(test)]
+    pub(crate) fn reap(&self) -> usize {
+        self.homes.iter().map(|home| home.threads.reap()).sum()
+    }
+}
+
+/// A replica before its first life.
+fn unstarted(spec: &EnsembleSpec, replica: ReplicaId, factory: &dyn ShardFactory) -> ReplicaStatus {
+    let ranks = (0..spec.ranks).map(|index| {
+        let rank = Rank(index as u16);
+        let share = factory.describe(rank);
+        RankStatus {
+            rank,
+            query_heads: share.query_heads,
+            kv_heads: share.kv_heads,
+            weight_bytes: 0,
+            kv_bytes: 0,
+            kv_blocks: spec.cache.num_blocks,
+            state: ShardState::Loading,
+            restarts: 0,
+        }
+    });
+    ReplicaStatus {
+        replica,
+        state: EnsembleState::Starting,
+        epoch: 0,
+        ranks: ranks.collect(),
+        running: 0,
+        waiting: 0,
+        total_blocks: spec.cache.num_blocks,
+        used_blocks: 0,
+        cached_blocks: 0,
+        host_blocks: spec.cache.host_blocks,
+        host_used_blocks: 0,
+        steps: 0,
+        preemptions: 0,
+        prompt_tokens: 0,
+        prefix_cache_queries: 0,
+        prefix_cache_hits: 0,
+        computed_tokens: 0,
+        generated_tokens: 0,
+        host_saves: 0,
+        host_loads: 0,
+        host_hits: 0,
+        finished: FinishedCounts::default(),
+    }
+}
+
+/// What the actors of one replica see of all this.
+#[derive(Clone)]
+pub(crate) struct Home {
+    shared: Arc<Shared>,
+    pub(crate) replica: ReplicaId,
+}
+
+impl Home {
+    /// `replica` is one of the ensemble's.
+    pub(crate) fn new(shared: Arc<Shared>, replica: ReplicaId) -> Self {
+        assert!(replica.index() < shared.homes.len(), "{replica} is none of this ensemble");
+        Self { shared, replica }
+    }
+
+    fn own(&self) -> &OfReplica {
+        &self.shared.homes[self.replica.index()]
+    }
+
+    pub(crate) fn spec(&self) -> &EnsembleSpec {
+        &self.shared.spec
+    }
+
+    /// What builds this replica's ranks.
+    pub(crate) fn factory(&self) -> Arc<dyn ShardFactory> {
+        Arc::clone(&self.shared.spec.factories[self.replica.index()])
+    }
+
+    pub(crate) fn progress(&self) -> Option<ProgressCallback> {
+        self.shared.progress.clone()
+    }
+
+    pub(crate) fn silence_max(&self) -> Duration {
+        self.shared.silence_max
+    }
+
+    pub(crate) fn threads(&self) -> &ThreadLedger {
+        &self.own().threads
+    }
+
+    pub(crate) fn load_reports(&self) -> &Arc<AtomicU64> {
+        &self.own().load_reports
+    }
+
+    /// The next life of the group. Never the same twice in a replica.
+    pub(crate) fn next_epoch(&self) -> Epoch {
+        Epoch(self.own().next_epoch.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn status(&self) -> ReplicaStatus {
+        self.shared.board.replica(self.replica)
+    }
+
+    pub(crate) fn update(&self, change: impl FnOnce(&mut ReplicaStatus)) {
+        self.shared.board.update(self.replica, change);
+    }
+
+    pub(crate) fn transition(&self, next: EnsembleState) {
+        self.shared.board.replica_transition(self.replica, next);
+    }
+
+    pub(crate) fn tell_router(&self, message: RouterMessage) {
+        self.shared.tell_router(message);
+    }
+
+    /// Says where this replica's scheduler is. Without one, its requests are gone.
+    pub(crate) fn set_scheduler(&self, scheduler: Option<ActorRef<SchedulerMessage>>) {
+        let is_gone = scheduler.is_none();
+        self.shared.port().schedulers[self.replica.index()] = scheduler;
+        if is_gone {
+            self.tell_router(RouterMessage::ReplicaGone { replica: self.replica });
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn scheduler(&self) -> Option<ActorRef<SchedulerMessage>> {
+        self.shared.port().schedulers[self.replica.index()].clone()
     }
 }
 

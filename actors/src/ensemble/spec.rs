@@ -11,19 +11,25 @@ use crate::{
 /// All that an ensemble needs to know. Checked by [`crate::Ensemble::start`].
 #[derive(Clone)]
 pub struct EnsembleSpec {
-    /// Ranks of the group (`tensor_parallel_size`).
+    /// Ranks of each replica (`tensor_parallel_size`).
     pub ranks: usize,
     /// Token ids below this exist.
     pub vocab_size: usize,
-    /// Pages of the KV cache, the same on every rank.
+    /// Pages of the KV cache of each replica, the same on every rank.
     pub cache: CacheSpec,
-    /// Bounds of scheduling.
+    /// Bounds of scheduling. Those of steps are each replica's, that of waiting requests is the whole ensemble's.
     pub scheduler: SchedulerConfig,
-    /// Builds the executor of each rank, on that rank's compute thread.
-    pub factory: Arc<dyn ShardFactory>,
+    /// One for each replica (`data_parallel_size`): builds the executor of each of its ranks, on that rank's compute
+    /// thread.
+    pub factories: Vec<Arc<dyn ShardFactory>>,
 }
 
 impl EnsembleSpec {
+    /// Replicas of the model.
+    pub fn replicas(&self) -> usize {
+        self.factories.len()
+    }
+
     /// What single requests are held against.
     pub(crate) fn limits(&self) -> Limits {
         Limits { vocab_size: self.vocab_size, max_model_len: self.scheduler.max_model_len, cache: self.cache }
@@ -34,6 +40,7 @@ impl EnsembleSpec {
         let scheduler = &self.scheduler;
         let positive = [
             ("ranks", self.ranks),
+            ("replicas", self.replicas()),
             ("vocab_size", self.vocab_size),
             ("block_size", self.cache.block_size),
             ("num_blocks", self.cache.num_blocks),
@@ -44,8 +51,10 @@ impl EnsembleSpec {
         ];
         let zero = positive.iter().filter(|(_, value)| *value == 0);
         let mut problems: Vec<String> = zero.map(|(name, _)| format!("{name} must be at least 1")).collect();
-        if self.ranks > usize::from(u16::MAX) {
-            problems.push(format!("ranks is {} and may be at most {}", self.ranks, u16::MAX));
+        for (name, count) in [("ranks", self.ranks), ("replicas", self.replicas())] {
+            if count > usize::from(u16::MAX) {
+                problems.push(format!("{name} is {count} and may be at most {}", u16::MAX));
+            }
         }
         if u32::try_from(self.cache.num_blocks).is_err() {
             problems.push(format!("num_blocks is {} and may be at most {}", self.cache.num_blocks, u32::MAX));

@@ -2,6 +2,7 @@
 
 mod failing;
 mod joining;
+mod replicas;
 
 use std::{
     error::Error,
@@ -12,12 +13,12 @@ use std::{
 use consort_kernels::sampling::SamplingParams;
 
 use super::{
-    Ensemble, EnsembleSpec, Generation,
+    Ensemble, EnsembleSpec, Generation, Home,
     faults::{FakeFactory, Fault, SLOW_LOAD, Shared as SharedFactory, VOCAB, fake_draw},
 };
 use crate::{
-    CacheSpec, EnsembleError, EnsembleState, FinishReason, GenerationError, GenerationEvent, Request,
-    SchedulerConfig, ShardState, StateWatch, SubmitError,
+    CacheSpec, EnsembleError, EnsembleState, FinishReason, GenerationError, GenerationEvent, ReplicaId,
+    Request, SchedulerConfig, ShardState, StateWatch, SubmitError,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -34,8 +35,13 @@ fn spec(factory: &Arc<FakeFactory>) -> EnsembleSpec {
             max_waiting_requests: 400,
             priority_aging_ms: 1000,
         },
-        factory: Arc::new(SharedFactory(Arc::clone(factory))),
+        factories: vec![Arc::new(SharedFactory(Arc::clone(factory)))],
     }
+}
+
+/// What the actors of the first replica share.
+fn first_home(ensemble: &Ensemble) -> Home {
+    Home::new(Arc::clone(&ensemble.inner.shared), ReplicaId(0))
 }
 
 async fn start(factory: FakeFactory) -> (Ensemble, Arc<FakeFactory>) {
@@ -95,7 +101,7 @@ async fn until_ready(ensemble: &Ensemble) {
 async fn finish(ensemble: Ensemble, factory: &FakeFactory) {
     ensemble.shutdown(Duration::ZERO).await;
     assert_eq!(ensemble.status().state, EnsembleState::Stopped);
-    assert_eq!(ensemble.inner.shared.threads.reap(), 0, "a compute thread survives");
+    assert_eq!(ensemble.inner.shared.reap(), 0, "a compute thread survives");
     assert_eq!(factory.alive(), 0, "an executor survives");
 }
 
@@ -272,7 +278,7 @@ async fn the_scheduler_s_end_takes_the_group_with_it() {
     assert!(generation.next().await.is_some());
     until("the request's first token is counted", || ensemble.status().generated_tokens > 20).await;
     let before = ensemble.status();
-    ensemble.inner.shared.scheduler().unwrap().kill();
+    first_home(&ensemble).scheduler().unwrap().kill();
     let (_, last) = read(generation).await;
     assert!(matches!(last, GenerationEvent::Failed(GenerationError::ShardLost { .. })), "{last:?}");
     until("restarted", || ensemble.status().epoch == 1 && ensemble.status().state == EnsembleState::Ready)
@@ -312,9 +318,9 @@ async fn until_failed(ensemble: &Ensemble) -> String {
 async fn finish_hung(ensemble: Ensemble, factory: &FakeFactory) {
     ensemble.shutdown(Duration::ZERO).await;
     assert_eq!(ensemble.status().state, EnsembleState::Stopped);
-    assert_eq!(ensemble.inner.shared.threads.reap(), 1, "only the hung thread is left");
+    assert_eq!(ensemble.inner.shared.reap(), 1, "only the hung thread is left");
     factory.release();
-    until("the thread ends by itself", || ensemble.inner.shared.threads.reap() == 0).await;
+    until("the thread ends by itself", || ensemble.inner.shared.reap() == 0).await;
     assert_eq!(factory.alive(), 0);
 }
 
@@ -391,7 +397,7 @@ async fn an_idle_ensemble_is_not_taken_for_a_silent_one() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_thread_costs_one_restart() {
     let (ensemble, factory) = start(FakeFactory::new().with_fault(1, 10, Fault::Panic)).await;
-    ensemble.inner.shared.threads.refusals.store(2, Ordering::SeqCst);
+    first_home(&ensemble).threads().refusals.store(2, Ordering::SeqCst);
     read(ensemble.submit(request(0, 4, 500)).unwrap()).await;
     until_ready(&ensemble).await;
     assert_eq!(
@@ -401,8 +407,8 @@ async fn a_refused_thread_costs_one_restart() {
     );
 
     // A new group whose first thread is refused.
-    ensemble.inner.shared.threads.refusals.store(1, Ordering::SeqCst);
-    ensemble.inner.shared.scheduler().unwrap().kill();
+    first_home(&ensemble).threads().refusals.store(1, Ordering::SeqCst);
+    first_home(&ensemble).scheduler().unwrap().kill();
     until("restarted", || ensemble.status().epoch == 5 && ensemble.status().state == EnsembleState::Ready)
         .await;
     let (tokens, _) = read(ensemble.submit(request(0, 4, 30)).unwrap()).await;
@@ -413,7 +419,7 @@ async fn a_refused_thread_costs_one_restart() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn threads_that_are_refused_again_and_again_fail_the_ensemble() {
     let (ensemble, factory) = start(FakeFactory::new().with_fault(1, 10, Fault::Panic)).await;
-    ensemble.inner.shared.threads.refusals.store(100, Ordering::SeqCst);
+    first_home(&ensemble).threads().refusals.store(100, Ordering::SeqCst);
     read(ensemble.submit(request(0, 4, 500)).unwrap()).await;
     let reason = until_failed(&ensemble).await;
     assert!(reason.contains("rank 1: the compute thread could not be spawned: injected"), "{reason}");
@@ -663,7 +669,7 @@ async fn dropping_the_last_handle_ends_actors_and_threads() {
     drop(clone);
     assert_eq!(read(generation).await.1, GenerationEvent::Failed(GenerationError::ShuttingDown));
     until("stopped", || shared.board.state() == EnsembleState::Stopped).await;
-    assert_eq!((shared.threads.reap(), factory.alive()), (0, 0));
+    assert_eq!((shared.reap(), factory.alive()), (0, 0));
     until("no actor holds on to it", || Arc::strong_count(&shared) == 1).await;
 }
 

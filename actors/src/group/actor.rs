@@ -17,10 +17,11 @@ use super::{
     state::{Gather, Incident, Silence, names},
 };
 use crate::{
-    ensemble::{Shared, THREAD_JOIN_MAX},
+    ensemble::{Home, THREAD_JOIN_MAX},
     error::{EnsembleError, ShardError},
     ids::Epoch,
     plan::{StepPlan, StepResult},
+    router::RouterMessage,
     scheduler::SchedulerMessage,
     shard::{ShardActor, ShardArguments, ShardMessage},
     status::{EnsembleState, ShardState},
@@ -28,7 +29,7 @@ use crate::{
 
 /// What a group starts from.
 pub(crate) struct GroupArguments {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) home: Home,
     pub(crate) scheduler: ActorRef<SchedulerMessage>,
     /// Told once how the first loading went. Absent when the group is itself a successor.
     pub(crate) first_load: Option<oneshot::Sender<Result<(), EnsembleError>>>,
@@ -39,7 +40,7 @@ pub(crate) struct GroupActor;
 
 /// One life after another of N shards.
 pub(crate) struct GroupState {
-    shared: Arc<Shared>,
+    home: Home,
     scheduler: ActorRef<SchedulerMessage>,
     first_load: Option<oneshot::Sender<Result<(), EnsembleError>>>,
     epoch: Epoch,
@@ -96,14 +97,14 @@ impl Actor for GroupActor {
         myself: ActorRef<GroupMessage>,
         arguments: GroupArguments,
     ) -> Result<GroupState, ActorProcessingErr> {
-        let GroupArguments { shared, scheduler, first_load } = arguments;
-        let ranks = shared.spec.ranks;
+        let GroupArguments { home, scheduler, first_load } = arguments;
+        let ranks = home.spec().ranks;
         let (comms, abort) = new_collective(ranks);
-        let silence = Silence::new(shared.silence_max, Instant::now());
+        let silence = Silence::new(home.silence_max(), Instant::now());
         let timer = myself.send_interval(silence.check_period(), || GroupMessage::CheckSilence);
         let mut state = GroupState {
-            epoch: shared.next_epoch(),
-            shared,
+            epoch: home.next_epoch(),
+            home,
             scheduler,
             first_load,
             phase: Phase::Forming,
@@ -243,7 +244,7 @@ impl GroupState {
     ) {
         tracing::info!(rank = rank.0, epoch = self.epoch.0, weight_bytes, kv_bytes, "shard ready");
         self.silence.broken(Instant::now());
-        self.shared.board.update(|status| {
+        self.home.update(|status| {
             let of_rank = &mut status.ranks[rank.index()];
             (of_rank.weight_bytes, of_rank.kv_bytes) = (weight_bytes, kv_bytes);
             of_rank.state = ShardState::Ready;
@@ -271,10 +272,12 @@ impl GroupState {
     fn play(&mut self, myself: &ActorRef<GroupMessage>) {
         self.phase = Phase::Playing;
         self.incident.end();
-        // Before readiness, so that no request overtakes it.
+        // Before readiness, so that no request overtakes it; the scheduler before the router, which sends them on.
         let _ =
             self.scheduler.cast(SchedulerMessage::GroupFormed { epoch: self.epoch, group: myself.clone() });
-        self.shared.board.transition(EnsembleState::Ready);
+        let (replica, scheduler) = (self.home.replica, self.scheduler.clone());
+        self.home.tell_router(RouterMessage::ReplicaReady { replica, scheduler });
+        self.home.transition(EnsembleState::Ready);
         if let Some(first_load) = self.first_load.take() {
             let _ = first_load.send(Ok(())); // Whoever started may have given up.
         }
@@ -307,7 +310,7 @@ impl GroupState {
         }
         self.silence.broken(Instant::now());
         self.failing.insert(rank);
-        self.shared.board.update(|status| status.ranks[rank.index()].state = ShardState::Lost);
+        self.home.update(|status| status.ranks[rank.index()].state = ShardState::Lost);
         if self.phase == Phase::Playing && self.break_up(&Loss::Rank(rank), reason) {
             self.phase = Phase::Breaking;
         }
@@ -315,7 +318,7 @@ impl GroupState {
 
     /// The first loading fails with its first error; any later loss is a restart.
     async fn shard_lost(&mut self, myself: &ActorRef<GroupMessage>, rank: Rank, error: ShardError) {
-        self.shared.board.update(|status| status.ranks[rank.index()].state = ShardState::Lost);
+        self.home.update(|status| status.ranks[rank.index()].state = ShardState::Lost);
         let reason = format!("{rank}: {error}");
         if self.phase == Phase::Failed {
             return;
@@ -329,7 +332,7 @@ impl GroupState {
             // This loss, or one more of the same incident.
             self.failing.remove(&rank);
             self.incident.absorbs(rank);
-            self.shared.board.update(|status| status.ranks[rank.index()].restarts += 1);
+            self.home.update(|status| status.ranks[rank.index()].restarts += 1);
             if self.failing.is_empty() {
                 self.form_anew(myself, false).await;
             }
@@ -341,7 +344,7 @@ impl GroupState {
     /// The one place where silence is judged. The first loading may take as long as it likes: whoever started it
     /// waits for it, sees its progress, and can give up.
     async fn check_silence(&mut self, myself: &ActorRef<GroupMessage>, now: Instant) {
-        let reports = self.shared.load_reports.load(Ordering::Relaxed);
+        let reports = self.home.load_reports().load(Ordering::Relaxed);
         let progress = reports != std::mem::replace(&mut self.load_reports, reports);
         let awaited = match self.phase {
             Phase::Forming if self.first_load.is_none() && !progress => {
@@ -362,7 +365,7 @@ impl GroupState {
             return self.lose(myself, Loss::Silence, reason).await;
         }
         // Before the state: whoever sees that it failed, sees who is lost.
-        self.shared.board.update(|status| {
+        self.home.update(|status| {
             ranks.iter().for_each(|rank| status.ranks[rank.index()].state = ShardState::Lost);
         });
         self.fail(&format!("{reason}, after: {}", self.last_loss));
@@ -374,7 +377,7 @@ impl GroupState {
             return;
         }
         if let Loss::Rank(rank) = loss {
-            self.shared.board.update(|status| status.ranks[rank.index()].restarts += 1);
+            self.home.update(|status| status.ranks[rank.index()].restarts += 1);
         }
         self.form_anew(myself, matches!(loss, Loss::Trust)).await;
     }
@@ -396,15 +399,22 @@ impl GroupState {
         self.last_loss.clone_from(&reason);
         tracing::warn!(epoch = self.epoch.0, attempt, reason, "shard group lost; it forms anew");
         // State first: a request that arrives now is refused as not ready instead of being lost.
-        self.shared.board.transition(EnsembleState::Restarting { attempt, reason: reason.clone() });
-        let _ = self.scheduler.cast(SchedulerMessage::GroupLost { epoch: self.epoch, reason });
+        self.home.transition(EnsembleState::Restarting { attempt, reason: reason.clone() });
+        self.tell_of_the_loss(reason);
         true
+    }
+
+    /// The router first: the scheduler may give it requests back that are to go elsewhere.
+    fn tell_of_the_loss(&self, reason: String) {
+        let replica = self.home.replica;
+        self.home.tell_router(RouterMessage::ReplicaLost { replica, reason: reason.clone() });
+        let _ = self.scheduler.cast(SchedulerMessage::GroupLost { epoch: self.epoch, reason });
     }
 
     /// Begins the next epoch, and has all ranks join it, with new weights if `rebuild`.
     async fn form_anew(&mut self, myself: &ActorRef<GroupMessage>, rebuild: bool) {
         let (comms, abort) = new_collective(self.shards.len());
-        self.epoch = self.shared.next_epoch();
+        self.epoch = self.home.next_epoch();
         self.collective = CollectiveGuard(abort);
         self.gather = Gather::new(self.shards.len());
         self.muster = Muster::new(self.shards.len());
@@ -422,7 +432,7 @@ impl GroupState {
         let epoch = self.epoch;
         self.failing.clear();
         self.silence.broken(Instant::now());
-        self.shared.board.update(|status| {
+        self.home.update(|status| {
             status.epoch = epoch.0;
             status.ranks.iter_mut().for_each(|rank| rank.state = ShardState::Loading);
             status.ranks.iter_mut().for_each(|rank| rank.restarts += u32::from(rebuild));
@@ -433,8 +443,8 @@ impl GroupState {
                 let _ = shard.cast(ShardMessage::Rejoin { epoch, comm, rebuild });
                 continue;
             }
-            let (shared, rank, group) = (Arc::clone(&self.shared), Rank(index as u16), myself.clone());
-            let arguments = ShardArguments { shared, rank, epoch, comm, group };
+            let (home, rank, group) = (self.home.clone(), Rank(index as u16), myself.clone());
+            let arguments = ShardArguments { home, rank, epoch, comm, group };
             match Actor::spawn_linked(None, ShardActor, arguments, myself.get_cell()).await {
                 Ok((shard, _)) => self.shards[index] = Some(shard),
                 Err(error) => {
@@ -451,9 +461,8 @@ impl GroupState {
         tracing::error!(epoch = self.epoch.0, reason, "shard group failed");
         self.phase = Phase::Failed;
         self.collective.0.abort(reason);
-        self.shared.board.transition(EnsembleState::Failed { reason: reason.to_owned() });
-        let _ =
-            self.scheduler.cast(SchedulerMessage::GroupLost { epoch: self.epoch, reason: reason.to_owned() });
+        self.home.transition(EnsembleState::Failed { reason: reason.to_owned() });
+        self.tell_of_the_loss(reason.to_owned());
         for shard in self.shards.iter_mut().filter_map(Option::take) {
             shard.stop(None);
         }
@@ -467,11 +476,11 @@ impl GroupState {
             // An error means that it has ended already.
             let _ = shard.stop_and_wait(None, None).await;
         }
-        let alive = self.shared.threads.join_all(THREAD_JOIN_MAX).await;
+        let alive = self.home.threads().join_all(THREAD_JOIN_MAX).await;
         if alive > 0 {
             tracing::error!(alive, "compute threads hang and are left behind");
         }
-        self.shared.board.update(|status| {
+        self.home.update(|status| {
             status.ranks.iter_mut().for_each(|rank| rank.state = ShardState::Stopped);
         });
     }

@@ -129,6 +129,8 @@ struct Gathering {
     reported: Vec<bool>,
     digest: Option<u64>,
     lead: Option<StepResult>,
+    /// The least of what the ranks that reported have transferred.
+    transferred: Option<Option<Step>>,
 }
 
 /// Results of one epoch, gathered per step.
@@ -145,7 +147,13 @@ impl Gather {
 
     /// A plan was sent to every rank.
     pub(super) fn dispatched(&mut self, step: Step) {
-        self.open.push_back(Gathering { step, reported: vec![false; self.ranks], digest: None, lead: None });
+        self.open.push_back(Gathering {
+            step,
+            reported: vec![false; self.ranks],
+            digest: None,
+            lead: None,
+            transferred: None,
+        });
     }
 
     /// The oldest step that was not gathered, and who is missing.
@@ -173,13 +181,17 @@ impl Gather {
         if expected != result.digest {
             return Err(GatherError::Digest { step, rank, got: result.digest, expected });
         }
+        // Which ranks are ahead with their transfers is no disagreement. None comes before every step.
+        let least = gathering.transferred.map_or(result.transferred, |least| least.min(result.transferred));
+        gathering.transferred = Some(least);
         if rank == Rank(0) {
             gathering.lead = Some(result);
         }
         if gathering.reported.contains(&false) {
             return Ok(None);
         }
-        Ok(self.open.remove(index).and_then(|gathering| gathering.lead))
+        let gathered = self.open.remove(index).and_then(|gathering| gathering.lead);
+        Ok(gathered.map(|lead| StepResult { transferred: least, ..lead }))
     }
 }
 

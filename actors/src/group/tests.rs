@@ -16,7 +16,7 @@ use crate::{
 };
 
 fn result(step: u64, digest: u64) -> StepResult {
-    StepResult { epoch: Epoch(0), step: Step(step), outputs: Vec::new(), digest }
+    StepResult { epoch: Epoch(0), step: Step(step), outputs: Vec::new(), transferred: None, digest }
 }
 
 #[test]
@@ -29,6 +29,18 @@ fn a_result_is_complete_when_all_ranks_have_reported() {
     // A faster rank may be a step ahead.
     assert_eq!(gather.arrived(Rank(2), result(1, 6)), Ok(None));
     assert_eq!(gather.arrived(Rank(1), result(0, 5)), Ok(Some(result(0, 5))));
+}
+
+#[test]
+fn a_group_has_transferred_what_all_ranks_have_and_a_rank_that_is_behind_is_no_disagreement() {
+    let transferred = |until: Option<u64>| StepResult { transferred: until.map(Step), ..result(4, 5) };
+    for (ranks, least) in [([Some(4), Some(2), Some(3)], Some(2)), ([Some(4), Some(4), None], None)] {
+        let mut gather = Gather::new(3);
+        gather.dispatched(Step(4));
+        assert_eq!(gather.arrived(Rank(0), transferred(ranks[0])), Ok(None));
+        assert_eq!(gather.arrived(Rank(1), transferred(ranks[1])), Ok(None));
+        assert_eq!(gather.arrived(Rank(2), transferred(ranks[2])), Ok(Some(transferred(least))));
+    }
 }
 
 #[test]

@@ -1,23 +1,24 @@
 //! The replica's actor: starts scheduler and group, and restarts them rest-for-one.
 
-use std::{sync::Arc, time::Instant};
+use std::time::Instant;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::oneshot;
 
 use super::ReplicaMessage;
 use crate::{
-    ensemble::Shared,
+    ensemble::Home,
     error::EnsembleError,
     group::{GroupActor, GroupArguments, GroupMessage, RestartBudget},
     ids::Epoch,
+    router::RouterMessage,
     scheduler::{SchedulerActor, SchedulerArguments, SchedulerMessage},
     status::EnsembleState,
 };
 
 /// What a replica starts from.
 pub(crate) struct ReplicaArguments {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) home: Home,
     pub(crate) first_load: oneshot::Sender<Result<(), EnsembleError>>,
 }
 
@@ -26,7 +27,7 @@ pub(crate) struct ReplicaActor;
 
 /// The two children, in starting order.
 pub(crate) struct ReplicaState {
-    shared: Arc<Shared>,
+    home: Home,
     scheduler: Option<ActorRef<SchedulerMessage>>,
     group: Option<ActorRef<GroupMessage>>,
     budget: RestartBudget,
@@ -42,9 +43,8 @@ impl Actor for ReplicaActor {
         myself: ActorRef<ReplicaMessage>,
         arguments: ReplicaArguments,
     ) -> Result<ReplicaState, ActorProcessingErr> {
-        let ReplicaArguments { shared, first_load } = arguments;
-        let mut state =
-            ReplicaState { shared, scheduler: None, group: None, budget: RestartBudget::default() };
+        let ReplicaArguments { home, first_load } = arguments;
+        let mut state = ReplicaState { home, scheduler: None, group: None, budget: RestartBudget::default() };
         state.start_missing(&myself, Some(first_load)).await?;
         Ok(state)
     }
@@ -75,7 +75,7 @@ impl Actor for ReplicaActor {
         _myself: ActorRef<ReplicaMessage>,
         state: &mut ReplicaState,
     ) -> Result<(), ActorProcessingErr> {
-        state.shared.set_scheduler(None);
+        state.home.set_scheduler(None);
         if let Some(scheduler) = state.scheduler.take() {
             // An error means that it has ended already; so below.
             let _ = scheduler.stop_and_wait(None, None).await;
@@ -96,11 +96,11 @@ impl ReplicaState {
     ) -> Result<(), ActorProcessingErr> {
         loop {
             let Some(attempt) = self.budget.spend(Instant::now()) else {
-                self.shared.board.transition(EnsembleState::Failed { reason: reason.clone() });
+                self.home.transition(EnsembleState::Failed { reason: reason.clone() });
                 return Err(reason.into());
             };
-            tracing::warn!(attempt, reason, "replica restarts");
-            self.shared.board.transition(EnsembleState::Restarting { attempt, reason: reason.clone() });
+            tracing::warn!(replica = %self.home.replica, attempt, reason, "replica restarts");
+            self.home.transition(EnsembleState::Restarting { attempt, reason: reason.clone() });
             self.end_younger(&reason).await;
             // A child that does not start has used up this attempt, and no more than it.
             match self.start_missing(myself, None).await {
@@ -114,11 +114,14 @@ impl ReplicaState {
     async fn end_younger(&mut self, reason: &str) {
         match &self.scheduler {
             Some(scheduler) => {
-                let epoch = Epoch(self.shared.board.snapshot().epoch);
-                let _ = scheduler.cast(SchedulerMessage::GroupLost { epoch, reason: reason.to_owned() });
+                let (replica, epoch) = (self.home.replica, Epoch(self.home.status().epoch));
+                // Before the scheduler, which may give requests back that are to go elsewhere.
+                let reason = reason.to_owned();
+                self.home.tell_router(RouterMessage::ReplicaLost { replica, reason: reason.clone() });
+                let _ = scheduler.cast(SchedulerMessage::GroupLost { epoch, reason });
             }
             None => {
-                self.shared.set_scheduler(None);
+                self.home.set_scheduler(None);
                 if let Some(group) = self.group.take() {
                     // Waits for its threads too: two generations of weights may not fit.
                     let _ = group.stop_and_wait(Some(reason.to_owned()), None).await;
@@ -135,15 +138,15 @@ impl ReplicaState {
         let scheduler = match &self.scheduler {
             Some(scheduler) => scheduler.clone(),
             None => {
-                let arguments = SchedulerArguments { shared: Arc::clone(&self.shared) };
+                let arguments = SchedulerArguments { home: self.home.clone() };
                 let (scheduler, _) =
                     Actor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
-                self.shared.set_scheduler(Some(scheduler.clone()));
+                self.home.set_scheduler(Some(scheduler.clone()));
                 self.scheduler.insert(scheduler).clone()
             }
         };
         if self.group.is_none() {
-            let arguments = GroupArguments { shared: Arc::clone(&self.shared), scheduler, first_load };
+            let arguments = GroupArguments { home: self.home.clone(), scheduler, first_load };
             let (group, _) = Actor::spawn_linked(None, GroupActor, arguments, myself.get_cell()).await?;
             self.group = Some(group);
         }

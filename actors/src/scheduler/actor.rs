@@ -1,8 +1,8 @@
-//! The scheduler actor: a switchboard between callers, the pure [`Scheduler`] and the shard group.
+//! The scheduler actor: a switchboard between the router, the pure [`Scheduler`] and the shard group.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
-use ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort};
+use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::{
     Event, Scheduler, SchedulerCounters,
@@ -10,17 +10,18 @@ use super::{
     streams::{Delivery, Streams},
 };
 use crate::{
-    ensemble::Shared,
+    ensemble::Home,
     group::GroupMessage,
     ids::{Epoch, SequenceId},
     plan::StepResult,
     request::{FinishReason, GenerationError, GenerationEvent},
-    status::{FinishedCounts, Status},
+    router::RouterMessage,
+    status::{FinishedCounts, ReplicaStatus},
 };
 
 /// What the actor starts from.
 pub(crate) struct SchedulerArguments {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) home: Home,
 }
 
 /// The actor. All state is in [`SchedulerState`].
@@ -28,19 +29,16 @@ pub(crate) struct SchedulerActor;
 
 /// The pure scheduler, the open streams, and the group that executes.
 pub(crate) struct SchedulerState {
-    shared: Arc<Shared>,
+    home: Home,
     scheduler: Scheduler,
     streams: Streams,
-    /// The moment from which the scheduler's time counts.
-    started: Instant,
     /// Totals of this scheduler's predecessors.
     before: SchedulerCounters,
-    /// Totals of the ensemble.
+    /// Totals of the replica.
     finished: FinishedCounts,
     group: GroupLink,
-    /// Who waits for the last open request to end.
-    drained: Vec<RpcReplyPort<()>>,
-    draining: bool,
+    /// Whether requests that have not started may go to another replica.
+    has_peers: bool,
 }
 
 /// Where plans go.
@@ -60,18 +58,18 @@ impl Actor for SchedulerActor {
         _myself: ActorRef<SchedulerMessage>,
         arguments: SchedulerArguments,
     ) -> Result<SchedulerState, ActorProcessingErr> {
-        let spec = &arguments.shared.spec;
-        let (before, finished) = inherited(&arguments.shared.board.snapshot());
-        let mut state = SchedulerState {
-            scheduler: Scheduler::new(spec.scheduler, spec.cache, spec.vocab_size, Epoch(0)),
-            shared: arguments.shared,
+        let SchedulerArguments { home } = arguments;
+        let (before, finished) = inherited(&home.status());
+        let spec = home.spec();
+        let scheduler = Scheduler::new(spec.scheduler, spec.cache, spec.vocab_size, Epoch(0));
+        let state = SchedulerState {
+            has_peers: spec.replicas() > 1,
+            home,
+            scheduler,
             streams: Streams::default(),
-            started: Instant::now(),
             before,
             finished,
             group: GroupLink::Lost("the group is starting".into()),
-            drained: Vec::new(),
-            draining: false,
         };
         state.publish();
         Ok(state)
@@ -79,7 +77,7 @@ impl Actor for SchedulerActor {
 
     async fn handle(
         &self,
-        _myself: ActorRef<SchedulerMessage>,
+        myself: ActorRef<SchedulerMessage>,
         message: SchedulerMessage,
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
@@ -92,17 +90,13 @@ impl Actor for SchedulerActor {
             }
             SchedulerMessage::GroupLost { epoch, reason } => state.lose_group(epoch, reason),
             SchedulerMessage::StepExecuted(result) => state.absorb(result),
-            SchedulerMessage::Drain(reply) => {
-                state.draining = true;
-                state.drained.push(reply);
-            }
-            SchedulerMessage::EndAll(error) => {
-                state.draining = true;
-                state.end_all(&error);
-            }
+            SchedulerMessage::GiveBack(sequence) => state.give_back(sequence),
+            SchedulerMessage::RouterStarted => state.meet_router(myself),
         }
         state.plan();
         state.publish();
+        // After what it will look at.
+        state.report();
         Ok(())
     }
 
@@ -119,21 +113,24 @@ impl Actor for SchedulerActor {
 
 impl SchedulerState {
     fn submit(&mut self, submission: Submission) {
-        let Submission { sequence, request, leader, events, slot } = submission;
-        self.streams.insert(sequence, events, slot);
-        let refusal = match &self.group {
-            _ if self.draining => Some(GenerationError::ShuttingDown),
-            GroupLink::Lost(reason) => Some(GenerationError::ShardLost { reason: reason.clone() }),
+        let lost = match &self.group {
             GroupLink::Formed(_) => None,
+            GroupLink::Lost(reason) => Some(reason.clone()),
         };
-        if let Some(error) = refusal {
+        if let (Some(reason), true) = (&lost, self.has_peers) {
+            // Sent before the router heard of the loss.
+            let (submissions, reason) = (vec![submission], reason.clone());
+            return self.home.tell_router(RouterMessage::GivenBack { submissions, reason });
+        }
+        let (arrived_ms, leader) = (submission.arrived_ms, submission.leader);
+        let (sequence, request) = self.streams.insert(submission, self.has_peers);
+        if let Some(reason) = lost {
             self.finished.failed += 1;
-            self.streams.deliver(sequence, GenerationEvent::Failed(error));
+            self.streams.deliver(sequence, GenerationEvent::Failed(GenerationError::ShardLost { reason }));
             return;
         }
-        let now_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::debug!(sequence = sequence.0, prompt_tokens = request.prompt.len(), "request taken in");
-        if let Err(error) = self.scheduler.submit(now_ms, sequence, request, leader) {
+        if let Err(error) = self.scheduler.submit(arrived_ms, sequence, request, leader) {
             // The handle applied the same checks and the same bound before sending.
             tracing::error!(sequence = sequence.0, %error, "a request passed admission and was refused by the scheduler");
             self.finished.failed += 1;
@@ -150,7 +147,43 @@ impl SchedulerState {
         }
     }
 
+    fn give_back(&mut self, sequence: SequenceId) {
+        // One that has started is told of as started; one that has ended, as ended.
+        let Some(submission) = self.streams.give_back(sequence) else { return };
+        self.scheduler.cancel(sequence);
+        let (submissions, reason) = (vec![submission], "it was asked back".to_owned());
+        self.home.tell_router(RouterMessage::GivenBack { submissions, reason });
+    }
+
+    /// Who sent the open requests here is gone, and nobody can cancel them any more.
+    fn meet_router(&mut self, myself: ActorRef<SchedulerMessage>) {
+        let open = self.end_all(&GenerationError::ShardLost { reason: "the router ended".into() });
+        tracing::info!(open, "open requests ended: the router was lost");
+        // None of the new router's.
+        drop(self.streams.take_progress());
+        if let GroupLink::Formed(_) = self.group {
+            self.home
+                .tell_router(RouterMessage::ReplicaReady { replica: self.home.replica, scheduler: myself });
+        }
+    }
+
+    /// Tells the router how its requests went.
+    fn report(&mut self) {
+        let progress = self.streams.take_progress();
+        if !progress.is_empty() {
+            self.home.tell_router(RouterMessage::Progressed { replica: self.home.replica, progress });
+        }
+    }
+
+    /// What has not started goes to another replica, if one is ready; what has, ends.
     fn lose_group(&mut self, epoch: Epoch, reason: String) {
+        let submissions = self.streams.give_back_all();
+        for submission in &submissions {
+            self.scheduler.cancel(submission.sequence);
+        }
+        if !submissions.is_empty() {
+            self.home.tell_router(RouterMessage::GivenBack { submissions, reason: reason.clone() });
+        }
         let open = self.end_all(&GenerationError::ShardLost { reason: reason.clone() });
         tracing::info!(epoch = epoch.0, open, reason, "open requests ended: the group was lost");
         self.group = GroupLink::Lost(reason);
@@ -219,14 +252,9 @@ impl SchedulerState {
         }
     }
 
-    fn publish(&mut self) {
-        if self.streams.is_empty() {
-            for reply in self.drained.drain(..) {
-                let _ = reply.send(()); // Whoever waited may have given up.
-            }
-        }
+    fn publish(&self) {
         let (scheduler, before, finished) = (&self.scheduler, self.before, self.finished);
-        self.shared.board.update(|status| {
+        self.home.update(|status| {
             let counters = scheduler.counters();
             status.running = scheduler.running();
             status.waiting = scheduler.waiting();
@@ -239,14 +267,18 @@ impl SchedulerState {
             status.prefix_cache_hits = before.prefix_cache_hits + counters.prefix_cache_hits;
             status.computed_tokens = before.computed_tokens + counters.computed_tokens;
             status.generated_tokens = before.generated_tokens + counters.generated_tokens;
+            status.host_used_blocks = scheduler.host_used_blocks();
+            status.host_saves = before.host_saves + counters.host_saves;
+            status.host_loads = before.host_loads + counters.host_loads;
+            status.host_hits = before.host_hits + counters.host_hits;
             status.finished = finished;
         });
     }
 }
 
-/// What a scheduler that died left behind: counters of an ensemble only grow. What was open then has failed, and
+/// What a scheduler that died left behind: counters of a replica only grow. What was open then has failed, and
 /// nobody has counted it; one that was stopped in good order has ended its requests itself.
-fn inherited(last: &Status) -> (SchedulerCounters, FinishedCounts) {
+fn inherited(last: &ReplicaStatus) -> (SchedulerCounters, FinishedCounts) {
     let before = SchedulerCounters {
         steps: last.steps,
         preemptions: last.preemptions,
@@ -255,6 +287,9 @@ fn inherited(last: &Status) -> (SchedulerCounters, FinishedCounts) {
         prefix_cache_hits: last.prefix_cache_hits,
         computed_tokens: last.computed_tokens,
         generated_tokens: last.generated_tokens,
+        host_saves: last.host_saves,
+        host_loads: last.host_loads,
+        host_hits: last.host_hits,
     };
     let lost = (last.running + last.waiting) as u64;
     (before, FinishedCounts { failed: last.finished.failed + lost, ..last.finished })

@@ -44,6 +44,7 @@ impl Scheduler {
         }
         self.pool.check_invariants(self.held_pages());
         self.check_contents();
+        self.check_tiers();
     }
 
     /// Every entry of every table, with its group.

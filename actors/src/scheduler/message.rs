@@ -1,6 +1,8 @@
 //! What the scheduler actor is told.
 
-use ractor::{ActorRef, RpcReplyPort};
+use std::sync::Arc;
+
+use ractor::ActorRef;
 use tokio::sync::mpsc;
 
 use crate::{
@@ -8,15 +10,20 @@ use crate::{
     group::GroupMessage,
     ids::{Epoch, SequenceId},
     plan::StepResult,
-    request::{GenerationError, GenerationEvent, Request},
+    prefix::BlockKey,
+    request::{GenerationEvent, Request},
 };
 
 /// A request that passed admission, with the queue its events go to.
 pub(crate) struct Submission {
     pub(crate) sequence: SequenceId,
     pub(crate) request: Request,
+    /// When it was submitted, in milliseconds since the ensemble began.
+    pub(crate) arrived_ms: u64,
     /// The first choice of the same request, when this is another one.
     pub(crate) leader: Option<SequenceId>,
+    /// Keys of its prompt's full blocks, where a router chooses by them.
+    pub(crate) keys: Arc<[BlockKey]>,
     pub(crate) events: mpsc::Sender<GenerationEvent>,
     /// Its place among the waiting; given back when it first runs, or with the request.
     pub(crate) slot: WaitingSlot,
@@ -25,7 +32,8 @@ pub(crate) struct Submission {
 /// Messages of the scheduler actor.
 ///
 /// The mailbox is unbounded by construction and bounded by what may be sent: at most `max_waiting_requests`
-/// submissions that have not started, one cancellation per open request, and one result per step in flight.
+/// submissions that have not started, one cancellation per open request, as many
+/// requests to give one back as a router has moves, and one result per step in flight.
 pub(crate) enum SchedulerMessage {
     /// Take a request in.
     Submit(Submission),
@@ -37,8 +45,8 @@ pub(crate) enum SchedulerMessage {
     GroupLost { epoch: Epoch, reason: String },
     /// All ranks executed a step and agree about it.
     StepExecuted(StepResult),
-    /// Take no more requests in; reply once none is open.
-    Drain(RpcReplyPort<()>),
-    /// End every open request.
-    EndAll(GenerationError),
+    /// Give a request back to the router unless it has started.
+    GiveBack(SequenceId),
+    /// A new router stands where one ended that knew of the open requests: they end, and it is told who is ready.
+    RouterStarted,
 }

@@ -5,8 +5,10 @@
 
 mod actor;
 mod bugs;
+mod host_pool;
 mod invariants;
 mod message;
+mod names;
 mod planning;
 mod pool;
 mod sequence;
@@ -14,6 +16,7 @@ mod sharing;
 mod slots;
 mod state;
 mod streams;
+mod tiers;
 
 #[cfg(test)]
 mod simulation;
@@ -25,6 +28,7 @@ pub(crate) use message::{SchedulerMessage, Submission};
 pub use pool::{Admission, PagePool};
 pub use state::{AbsorbError, Event, Scheduler, SchedulerCounters};
 pub(crate) use streams::GENERATION_QUEUE_EVENTS;
+pub use tiers::TRANSFERS_PER_STEP;
 
 /// Steps that may be planned and not absorbed. Two keep a shard busy while the result of its last step travels;
 /// more would only waste work on sequences that have already stopped.

@@ -11,6 +11,7 @@ use super::{
     pool::Admission,
     sequence::{PlannedSpan, Sequence},
     state::{Scheduler, StepInFlight},
+    tiers::Transfers,
 };
 use crate::plan::{BlockCopy, NewSequence, Span, StepPlan};
 
@@ -33,7 +34,7 @@ pub(super) struct Draft {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Obtained {
     Pages,
-    /// Pages come free when a step in flight is absorbed.
+    /// Pages come free when a step in flight is absorbed, or a transfer reported.
     Stalled,
     /// The asking sequence was itself the one to give way.
     Preempted,
@@ -74,12 +75,14 @@ impl Scheduler {
         for share in shares {
             self.plan_chunk(share, &mut draft);
         }
-        if draft.run.is_empty() {
-            assert!(draft.copies.is_empty(), "a page was copied for a sequence that does not run");
+        let is_empty = draft.run.is_empty();
+        assert!(!is_empty || draft.copies.is_empty(), "a page was copied for a sequence that does not run");
+        if is_empty && !self.awaits_transfers() {
             return None;
         }
         let step = self.next_step;
         self.next_step = step.next();
+        let Transfers { saves, loads } = self.order_transfers(step, !is_empty);
         self.in_flight.push_back(StepInFlight { step, spans: draft.planned });
         let end = std::mem::take(&mut self.ending);
         Some(StepPlan {
@@ -88,6 +91,8 @@ impl Scheduler {
             begin: draft.begin,
             run: draft.run,
             copies: draft.copies,
+            saves,
+            loads,
             end,
         })
     }
@@ -145,7 +150,8 @@ impl Scheduler {
         let mut shares: Vec<Share> = Vec::new();
         for at in 0..self.running.len() {
             let slot = self.running[at].slot;
-            if !self.sequences[slot].is_prefilling() {
+            let state = &self.sequences[slot];
+            if !state.is_prefilling() || state.is_loading() {
                 continue;
             }
             self.take_over(slot, draft);
@@ -186,7 +192,7 @@ impl Scheduler {
             }
             self.start(slot, draft);
             self.sequences[slot].promised = shared;
-            if !self.is_promised(slot, shares) {
+            if !self.sequences[slot].is_loading() && !self.is_promised(slot, shares) {
                 let mut share = Share::of(slot, &self.sequences[slot]);
                 share.give(usize::MAX, &mut draft.budget);
                 shares.push(share);
@@ -208,14 +214,16 @@ impl Scheduler {
         self.waiting.remove(&place);
         self.enter_running(slot);
         self.take_over_prefix(slot);
-        self.take_over(slot, draft);
+        if !self.sequences[slot].is_loading() {
+            self.take_over(slot, draft);
+        }
     }
 
     /// A block for `slot` in every group, at the cost of whoever comes last in the order, be it itself.
     fn obtain_block(&mut self, slot: usize, draft: &mut Draft) -> Obtained {
         loop {
             // Among what is available and what comes free are the pages of those who wait.
-            let to_come = self.pool.available() + self.pool.quarantined();
+            let to_come = self.pool.available() + self.pool.pending();
             let is_enough = to_come >= draft.claimed + self.groups;
             if is_enough && self.pool.available() >= self.groups {
                 for group in 0..self.groups {
@@ -239,7 +247,7 @@ impl Scheduler {
             let last = last.expect("the sequence that asks for a page runs");
             if !last.order.may_be_preempted {
                 // All that run are to keep what they have, and together they fit: what they lack is on its way.
-                assert!(self.pool.quarantined() > 0, "sequences were promised more pages than there are");
+                assert!(self.pool.pending() > 0, "sequences were promised more pages than there are");
                 return Obtained::Stalled;
             }
             let victim = last.slot;

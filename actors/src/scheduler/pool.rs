@@ -1,17 +1,18 @@
 //! The pool of pages: who holds which, what each contains, and when it may change hands.
 //!
-//! A page is *free*, *owned* by one or more sequences, *quarantined* (nobody holds it, but a step under way may touch it)
-//! or *cached* (nobody holds it and its content has a name). Cached pages are taken, longest unused first, when none is
-//! free. A page with a name is full, and is never written again while it has it.
+//! A page is *free*, *owned* by one or more sequences, *quarantined* (nobody holds it, but a step under way may touch it),
+//! *moving* (nobody holds it, but a transfer from or to the host may touch it) or *cached* (nobody holds it and its content
+//! has a name). Cached pages are taken, longest unused first, when none is free. A page with a name is full, and is never
+//! written again while it has it.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    hash::{BuildHasherDefault, Hasher},
-};
+use std::collections::BTreeMap;
 
 use consort_parallel::ids::BlockId;
 
-use super::bugs::{Bug, planted};
+use super::{
+    bugs::{Bug, planted},
+    names::Names,
+};
 use crate::{ids::Step, prefix::BlockKey};
 
 /// Whether a sequence may start to run.
@@ -29,6 +30,7 @@ pub(super) enum PageState {
     Free,
     Owned,
     Quarantined,
+    Moving,
     Cached,
 }
 
@@ -44,6 +46,10 @@ struct Page {
     refs: u32,
     /// Last step of a former holder that may touch it.
     until: Option<Step>,
+    /// Whether a transfer from or to the host is under way.
+    in_transfer: bool,
+    /// While it is cached: whether it is in the list of those that the host has, too.
+    spare: bool,
     /// Name of its content, when it is full and can be found.
     name: Option<Name>,
     /// Neighbours among the cached: towards longer and shorter unused.
@@ -52,9 +58,21 @@ struct Page {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Name {
-    key: BlockKey,
-    parent: BlockKey,
+pub(super) struct Name {
+    pub(super) key: BlockKey,
+    pub(super) parent: BlockKey,
+}
+
+/// A list of cached pages.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    oldest: u32,
+    newest: u32,
+    len: usize,
+}
+
+impl List {
+    const EMPTY: List = List { oldest: NONE, newest: NONE, len: 0 };
 }
 
 /// A block's content as the cache knows it: the key, and what it was made of, so that a hit compares the tokens.
@@ -65,30 +83,6 @@ pub(super) struct Content<'a> {
     pub(super) tokens: &'a [u32],
 }
 
-/// Keys are hashes already, and 8 bytes of one are enough to spread them.
-#[derive(Clone, Default)]
-pub(super) struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for part in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..part.len()].copy_from_slice(part);
-            self.write_u64(u64::from_le_bytes(word));
-        }
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
-
-type Index = HashMap<(BlockKey, u8), BlockId, BuildHasherDefault<KeyHasher>>;
-
 /// Pages of one replica's KV cache, the same on all of its ranks.
 #[derive(Clone, Debug)]
 pub struct PagePool {
@@ -96,14 +90,15 @@ pub struct PagePool {
     pages: Vec<Page>,
     /// Taken from the end.
     free: Vec<BlockId>,
-    /// Where each name is found. Never iterated in an order that shows.
-    index: Index,
+    /// Where each name is found.
+    names: Names<BlockId>,
     /// Tokens of named pages, `block_size` for each page.
     tokens: Vec<u32>,
-    /// Ends of the list of cached pages.
-    oldest: u32,
-    newest: u32,
-    cached: usize,
+    /// Cached pages: of those that are with the host, too, and are taken first, and of the others.
+    spare: List,
+    unique: List,
+    /// Pages that nobody holds and that wait for the end of a transfer.
+    moving: usize,
     /// Pages by the last step that may touch them; those that were taken up again meanwhile are skipped.
     quarantine: BTreeMap<Step, Vec<BlockId>>,
     quarantined: usize,
@@ -120,6 +115,8 @@ impl PagePool {
             group: 0,
             refs: 0,
             until: None,
+            in_transfer: false,
+            spare: false,
             name: None,
             older: NONE,
             newer: NONE,
@@ -128,11 +125,11 @@ impl PagePool {
             block_size,
             pages: vec![page; num_blocks],
             free: (0..count).rev().map(BlockId).collect(),
-            index: Index::default(),
+            names: Names::default(),
             tokens: vec![0; num_blocks * block_size],
-            oldest: NONE,
-            newest: NONE,
-            cached: 0,
+            spare: List::EMPTY,
+            unique: List::EMPTY,
+            moving: 0,
             quarantine: BTreeMap::new(),
             quarantined: 0,
             absorbed: None,
@@ -146,17 +143,32 @@ impl PagePool {
 
     /// Pages that can be taken now: free ones, and cached ones, whose content is given up then.
     pub fn available(&self) -> usize {
-        self.free.len() + self.cached
+        self.free.len() + self.cached()
     }
 
-    /// Pages that nobody holds and whose content can be found.
+    /// Pages that nobody holds and whose content can be found and be given up.
     pub fn cached(&self) -> usize {
-        self.cached
+        self.spare.len + self.unique.len
     }
 
     /// Pages that become available when steps in flight are absorbed.
     pub fn quarantined(&self) -> usize {
         self.quarantined
+    }
+
+    /// Pages that become available when steps in flight are absorbed, and transfers reported.
+    pub fn pending(&self) -> usize {
+        self.quarantined + self.moving
+    }
+
+    /// Pages that nobody holds and a transfer uses.
+    pub fn moving(&self) -> usize {
+        self.moving
+    }
+
+    /// Pages that can be taken without losing anything, now or once transfers are done.
+    pub(super) fn expendable(&self) -> usize {
+        self.free.len() + self.spare.len + self.moving
     }
 
     /// Takes a page for `group`: a free one, else the one that was unused longest.
@@ -177,6 +189,7 @@ impl PagePool {
             PageState::Cached if planted(Bug::EvictsHeldPages) => {}
             PageState::Cached => self.unlink(block),
             PageState::Quarantined => self.quarantined -= 1,
+            PageState::Moving => self.moving -= 1,
             PageState::Free => panic!("page {} was shared while it was free", block.0),
         }
         let page = &mut self.pages[block.index()];
@@ -234,9 +247,7 @@ impl PagePool {
         if page.name.is_some() {
             return;
         }
-        if let std::collections::hash_map::Entry::Vacant(entry) = self.index.entry((content.key, page.group))
-        {
-            entry.insert(block);
+        if self.names.insert(content.key, page.group, block) {
             page.name = Some(Name { key: content.key, parent: content.parent });
             let at = block.index() * self.block_size;
             self.tokens[at..at + self.block_size].copy_from_slice(content.tokens);
@@ -245,7 +256,7 @@ impl PagePool {
 
     /// The page of `group` with this content. Tokens are compared, whatever the key says.
     pub(super) fn find(&self, content: Content<'_>, group: usize) -> Option<BlockId> {
-        let block = *self.index.get(&(content.key, group as u8))?;
+        let block = self.names.get(content.key, group as u8)?;
         let name = self.pages[block.index()].name?;
         let at = block.index() * self.block_size;
         let same = name.parent == content.parent && self.tokens[at..at + self.block_size] == *content.tokens;
@@ -254,7 +265,49 @@ impl PagePool {
 
     /// Whether a page of `group` has this name and a sequence holds it.
     pub(super) fn is_held(&self, key: BlockKey, group: usize) -> bool {
-        self.index.get(&(key, group as u8)).is_some_and(|block| self.pages[block.index()].refs > 0)
+        self.names.get(key, group as u8).is_some_and(|block| self.pages[block.index()].refs > 0)
+    }
+
+    /// The cached page that was unused longest of those that the host is not known to have: its content and group.
+    pub(super) fn oldest_unique(&self) -> Option<(BlockId, Content<'_>, usize)> {
+        let block = (self.unique.oldest != NONE).then_some(BlockId(self.unique.oldest))?;
+        let (page, at) = (&self.pages[block.index()], block.index() * self.block_size);
+        let Name { key, parent } = page.name?;
+        let tokens = &self.tokens[at..at + self.block_size];
+        Some((block, Content { key, parent, tokens }, usize::from(page.group)))
+    }
+
+    /// The host has the content of a cached page: it is one of the first to be taken.
+    pub(super) fn make_spare(&mut self, block: BlockId) {
+        self.unlink(block);
+        self.link(block, true);
+    }
+
+    /// A transfer from or to the host begins. A page that is cached can be found, but not be taken, until its end.
+    pub(super) fn begin_transfer(&mut self, block: BlockId) {
+        if self.state(block) == PageState::Cached {
+            self.unlink(block);
+            self.pages[block.index()].state = PageState::Moving;
+            self.moving += 1;
+        }
+        let page = &mut self.pages[block.index()];
+        assert!(matches!(page.state, PageState::Owned | PageState::Moving), "page {} is moved", block.0);
+        assert!(!std::mem::replace(&mut page.in_transfer, true), "page {} is moved twice", block.0);
+    }
+
+    /// A transfer is done. What it wrote to, or read, is any other page again.
+    pub(super) fn end_transfer(&mut self, block: BlockId) {
+        let page = &mut self.pages[block.index()];
+        assert!(std::mem::take(&mut page.in_transfer), "no transfer of page {} was begun", block.0);
+        if page.state != PageState::Moving {
+            return;
+        }
+        self.moving -= 1;
+        match self.pages[block.index()].name {
+            // It was saved.
+            Some(_) => self.link(block, true),
+            None => self.rest(block),
+        }
     }
 
     /// Sequences that hold a page.
@@ -268,56 +321,63 @@ impl PagePool {
         self.pages[block.index()].state
     }
 
-    /// Forgets every name: what is cached becomes free. Pages that sequences hold stay theirs.
-    pub fn forget_names(&mut self) {
-        while let Some(block) = self.evict() {
-            self.pages[block.index()].state = PageState::Free;
-            self.free.push(block);
-        }
-        self.index.clear();
-        self.pages.iter_mut().for_each(|page| page.name = None);
-    }
-
     /// Takes the name from the page that was unused longest.
     fn evict(&mut self) -> Option<BlockId> {
-        let block = (self.oldest != NONE).then_some(BlockId(self.oldest))?;
+        let oldest = [self.spare.oldest, self.unique.oldest].into_iter().find(|&oldest| oldest != NONE)?;
+        let block = BlockId(oldest);
         self.unlink(block);
         let page = &mut self.pages[block.index()];
         let name = page.name.take().expect("a cached page has a name");
-        self.index.remove(&(name.key, page.group));
+        self.names.remove(name.key, page.group);
         Some(block)
     }
 
     /// Nobody holds it and no step touches it.
     fn rest(&mut self, block: BlockId) {
-        if self.pages[block.index()].name.is_none() {
-            self.pages[block.index()].state = PageState::Free;
-            self.free.push(block);
-            return;
-        }
-        let newest = std::mem::replace(&mut self.newest, block.0);
         let page = &mut self.pages[block.index()];
-        (page.state, page.older, page.newer) = (PageState::Cached, newest, NONE);
-        match newest {
-            NONE => self.oldest = block.0,
-            newest => self.pages[newest as usize].newer = block.0,
+        if page.in_transfer {
+            page.state = PageState::Moving;
+            self.moving += 1;
+        } else if page.name.is_none() {
+            page.state = PageState::Free;
+            self.free.push(block);
+        } else {
+            self.link(block, false);
         }
-        self.cached += 1;
+    }
+
+    fn list(&mut self, spare: bool) -> &mut List {
+        if spare { &mut self.spare } else { &mut self.unique }
+    }
+
+    /// Caches a page, as the newest of its list.
+    fn link(&mut self, block: BlockId, spare: bool) {
+        let list = self.list(spare);
+        let newest = std::mem::replace(&mut list.newest, block.0);
+        list.len += 1;
+        if newest == NONE {
+            list.oldest = block.0;
+        } else {
+            self.pages[newest as usize].newer = block.0;
+        }
+        let page = &mut self.pages[block.index()];
+        (page.state, page.spare, page.older, page.newer) = (PageState::Cached, spare, newest, NONE);
     }
 
     fn unlink(&mut self, block: BlockId) {
         let page = &mut self.pages[block.index()];
         let (older, newer) =
             (std::mem::replace(&mut page.older, NONE), std::mem::replace(&mut page.newer, NONE));
+        let spare = page.spare;
         match older {
-            NONE => self.oldest = newer,
+            NONE => self.list(spare).oldest = newer,
             older => self.pages[older as usize].newer = newer,
         }
         match newer {
-            NONE => self.newest = older,
+            NONE => self.list(spare).newest = older,
             newer => self.pages[newer as usize].older = older,
         }
-        self.cached -= 1;
+        self.list(spare).len -= 1;
     }
 
     /// Panics unless lists, counts and names agree, and `held` are exactly the holders: one entry for each table that
@@ -333,27 +393,34 @@ impl PagePool {
         for (at, page) in self.pages.iter().enumerate() {
             assert_eq!(page.refs, holders[at], "page {at} has another number of holders than tables");
             assert_eq!(page.state == PageState::Owned, page.refs > 0, "page {at} is {:?}", page.state);
-            let named = page.name.map(|name| self.index.get(&(name.key, page.group)));
-            assert!(named.is_none_or(|found| found == Some(&BlockId(at as u32))), "page {at} is not found");
+            let named = page.name.map(|name| self.names.get(name.key, page.group));
+            assert!(named.is_none_or(|found| found == Some(BlockId(at as u32))), "page {at} is not found");
             assert!(page.name.is_none() || page.state != PageState::Free, "free page {at} has a name");
             assert!(page.name.is_some() || page.state != PageState::Cached, "cached page {at} has no name");
             let count = match page.state {
                 PageState::Free => "free",
                 PageState::Owned => "owned",
                 PageState::Quarantined => "quarantined",
+                PageState::Moving => "moving",
                 PageState::Cached => "cached",
             };
+            assert!(page.state != PageState::Moving || page.in_transfer, "page {at} waits for no transfer");
+            let may_move =
+                matches!(page.state, PageState::Owned | PageState::Moving | PageState::Quarantined);
+            assert!(!page.in_transfer || may_move, "{:?} page {at} is in a transfer", page.state);
             *counts.entry(count).or_default() += 1;
         }
         let count = |name| counts.get(name).copied().unwrap_or(0);
         assert_eq!(self.free.len(), count("free"), "free pages are miscounted");
         assert!(self.free.iter().all(|&block| self.state(block) == PageState::Free), "a free page is not");
         assert_eq!(self.quarantined, count("quarantined"), "quarantined pages are miscounted");
-        assert_eq!(self.cached, count("cached"), "cached pages are miscounted");
-        assert_eq!(count("free") + count("owned") + count("quarantined") + count("cached"), self.total());
+        assert_eq!(self.cached(), count("cached"), "cached pages are miscounted");
+        assert_eq!(self.moving, count("moving"), "moving pages are miscounted");
+        assert_eq!(counts.values().sum::<usize>(), self.total());
         let names = self.pages.iter().filter(|page| page.name.is_some()).count();
-        assert_eq!(names, self.index.len(), "a name leads to a page that does not have it");
-        self.check_list();
+        assert_eq!(names, self.names.len(), "a name leads to a page that does not have it");
+        self.check_list(self.spare, true);
+        self.check_list(self.unique, false);
         let waiting = self.quarantine.values().flatten();
         let waiting = waiting.filter(|&&block| self.state(block) == PageState::Quarantined).count();
         assert!(waiting >= self.quarantined, "a quarantined page is in no list");
@@ -361,15 +428,24 @@ impl PagePool {
         assert_eq!(overdue, None, "pages are quarantined for a step that was absorbed");
     }
 
-    fn check_list(&self) {
-        let (mut at, mut last, mut walked) = (self.oldest, NONE, 0);
+    /// Panics unless exactly these pages are in transfers.
+    pub(super) fn check_transfers(&self, pages: impl Iterator<Item = BlockId>) {
+        let mut moved: Vec<usize> = pages.map(BlockId::index).collect();
+        moved.sort_unstable();
+        let marked = self.pages.iter().enumerate().filter(|(_, page)| page.in_transfer);
+        assert!(marked.map(|(at, _)| at).eq(moved), "pages and transfers disagree");
+    }
+
+    fn check_list(&self, list: List, spare: bool) {
+        let (mut at, mut last, mut walked) = (list.oldest, NONE, 0);
         while at != NONE {
             let page = &self.pages[at as usize];
             assert_eq!((page.state, page.older), (PageState::Cached, last), "the list breaks at page {at}");
+            assert_eq!(page.spare, spare, "page {at} is in the other list");
             (last, at) = (at, page.newer);
             walked += 1;
-            assert!(walked <= self.cached, "the list of cached pages runs in a circle");
+            assert!(walked <= list.len, "the list of cached pages runs in a circle");
         }
-        assert_eq!((last, walked), (self.newest, self.cached), "the list ends elsewhere");
+        assert_eq!((last, walked), (list.newest, list.len), "the list ends elsewhere");
     }
 }

@@ -91,6 +91,10 @@ pub(super) struct Sequence {
     pub(super) told: usize,
     /// Blocks up to here are expected to be another sequence's: it is about to compute them.
     pub(super) promised: usize,
+    /// Pages of the table that are on their way from the host. It runs once all are there.
+    pub(super) loading: usize,
+    /// Tokens that were found only because of them.
+    pub(super) loading_tokens: usize,
     /// Names of the full blocks of `tokens`, where prefixes are cached.
     keys: Vec<BlockKey>,
     root: Option<BlockKey>,
@@ -137,6 +141,8 @@ impl Sequence {
             announced: false,
             told: 0,
             promised: 0,
+            loading: 0,
+            loading_tokens: 0,
             keys: Vec::new(),
             root: cache
                 .prefix_caching
@@ -179,6 +185,11 @@ impl Sequence {
 
     pub(super) fn is_prefilling(&self) -> bool {
         self.computed < self.prefill_target
+    }
+
+    /// Whether pages of its prefix are on their way from the host.
+    pub(super) fn is_loading(&self) -> bool {
+        self.loading > 0
     }
 
     /// Whether a decode can be planned: tokens in flight count, so that the length limit is never overrun.
@@ -241,6 +252,7 @@ impl Sequence {
         self.announced &= planted(Bug::ForgetsToBegin);
         self.told = 0;
         self.promised = 0;
+        (self.loading, self.loading_tokens) = (0, 0);
         self.named = 0;
         self.missed = 0;
         self.last_step = None;

@@ -7,20 +7,58 @@ use super::{
     sequence::Sequence,
     state::Scheduler,
 };
+use consort_parallel::ids::BlockId;
+
 use crate::plan::BlockCopy;
 
 impl Scheduler {
     /// Begins a life with the longest prefix that every group still has what it needs of: the groups that see everything
-    /// all of its blocks, the others those within their window.
+    /// all of its blocks, the others those within their window. What only the host has of it is loaded.
     pub(super) fn take_over_prefix(&mut self, slot: usize) {
         let state = &self.sequences[slot];
+        let cached = self.longest_prefix(state, |block, group| self.on_device(state, block, group).is_some());
+        let blocks = self.prefix_with_host(state, cached);
+        let firsts = self.first_blocks(blocks);
+        let mut table = Vec::with_capacity(blocks * self.groups);
+        for block in 0..blocks {
+            for (group, &first) in firsts.iter().enumerate() {
+                table.push(if block < first { None } else { self.on_device(state, block, group) });
+            }
+        }
+        let state = &mut self.sequences[slot];
+        for page in table.iter().flatten() {
+            self.pool.share(*page);
+            state.held += 1;
+        }
+        for (to, &first) in state.first_block.iter_mut().zip(&firsts) {
+            *to = first as u32;
+        }
+        state.table = table;
+        (state.computed, state.named) = (blocks * self.cache.block_size, blocks);
+        state.cached_tokens = state.computed;
+        if blocks > cached {
+            // Named once they are there.
+            state.named = 0;
+            self.load_missing(slot, &firsts, (blocks - cached) * self.cache.block_size);
+        }
+    }
+
+    /// The page of `group` that has the content of a block.
+    pub(super) fn on_device(&self, state: &Sequence, block: usize, group: usize) -> Option<BlockId> {
+        state.content(block, &self.cache).and_then(|content| self.pool.find(content, group))
+    }
+
+    /// Of each group the first block of which a token behind `blocks` blocks sees anything.
+    pub(super) fn first_blocks(&self, blocks: usize) -> Vec<usize> {
+        let position = blocks * self.cache.block_size;
+        self.cache.groups.windows().map(|window| self.cache.first_block_seen(position, window)).collect()
+    }
+
+    /// Blocks of the longest prefix of which every group has what it needs, as `has` says.
+    pub(super) fn longest_prefix(&self, state: &Sequence, has: impl Fn(usize, usize) -> bool) -> usize {
         let limit = state.blocks_to_find(&self.cache);
-        let has = |block: usize, group: usize| {
-            state.content(block, &self.cache).and_then(|content| self.pool.find(content, group))
-        };
         let groups = || self.cache.groups.windows().enumerate();
-        let missing =
-            |&block: &usize| groups().any(|(group, window)| window.is_none() && has(block, group).is_none());
+        let missing = |&block: &usize| groups().any(|(group, window)| window.is_none() && !has(block, group));
         let mut blocks = match self.cache.groups.full() {
             0 => limit,
             _ => (0..limit).find(missing).unwrap_or(limit),
@@ -30,7 +68,7 @@ impl Scheduler {
         // A block that a window lacks can only be behind it: the prefix ends before that block, or elsewhere further left.
         while let Some(lacking) =
             groups().filter(|(_, window)| window.is_some()).find_map(|(group, window)| {
-                (first_seen(blocks, window)..blocks).rev().find(|&block| has(block, group).is_none())
+                (first_seen(blocks, window)..blocks).rev().find(|&block| !has(block, group))
             })
         {
             if planted(Bug::FindsInOneGroup) {
@@ -38,22 +76,7 @@ impl Scheduler {
             }
             blocks = lacking;
         }
-        let mut table = Vec::with_capacity(blocks * self.groups);
-        for block in 0..blocks {
-            for (group, window) in groups() {
-                table.push(if block < first_seen(blocks, window) { None } else { has(block, group) });
-            }
-        }
-        let firsts: Vec<u32> = groups().map(|(_, window)| first_seen(blocks, window) as u32).collect();
-        let state = &mut self.sequences[slot];
-        for page in table.iter().flatten() {
-            self.pool.share(*page);
-            state.held += 1;
-        }
-        state.first_block[..firsts.len()].copy_from_slice(&firsts);
-        state.table = table;
-        (state.computed, state.named) = (blocks * self.cache.block_size, blocks);
-        state.cached_tokens = state.computed;
+        blocks
     }
 
     /// Takes over what has become available since: blocks that others have computed, and a leader's whole prompt.
@@ -91,7 +114,7 @@ impl Scheduler {
         let leader = &self.sequences[leader_slot];
         let target = state.prompt_len - 1;
         let begun = state.computed >= target || !state.computed.is_multiple_of(block_size);
-        if begun || leader.computed < state.prompt_len {
+        if begun || leader.computed < state.prompt_len || leader.is_loading() {
             return;
         }
         let (first, last, is_split) =
@@ -171,10 +194,10 @@ impl Scheduler {
         let end = (block + 1) * self.cache.block_size;
         // Whoever is behind, since it has to compute every row, is nobody to wait for.
         let is_next = |other: &Sequence| (state.computed..end).contains(&other.computed);
-        shares
-            .iter()
-            .filter_map(|share| self.sequences.get(share.slot))
-            .any(|other| is_next(other) && end <= other.prefill_target && other.key(block) == Some(key))
+        let mut computing = shares.iter().filter_map(|share| self.sequences.get(share.slot));
+        let is_computed = computing
+            .any(|other| is_next(other) && end <= other.prefill_target && other.key(block) == Some(key));
+        is_computed || self.is_loaded_by_another(state, block)
     }
 
     /// Leading blocks of a waiting sequence for which it needs no page of its own in a group that sees everything: others

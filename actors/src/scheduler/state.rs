@@ -7,6 +7,7 @@ use super::{
     pool::{Admission, PagePool},
     sequence::{Place, PlannedSpan, RunOrder, Sequence},
     slots::Slots,
+    tiers::Tiers,
 };
 use crate::{
     config::{CacheSpec, Limits, SchedulerConfig},
@@ -71,6 +72,12 @@ pub struct SchedulerCounters {
     pub computed_tokens: u64,
     /// Tokens emitted.
     pub generated_tokens: u64,
+    /// Pages copied to the host's pool.
+    pub host_saves: u64,
+    /// Pages that came back.
+    pub host_loads: u64,
+    /// Tokens that need not be computed because of these.
+    pub host_hits: u64,
 }
 
 /// A planned step that is not absorbed yet.
@@ -109,6 +116,7 @@ pub struct Scheduler {
     pub(super) groups: usize,
     pub(super) limits: Limits,
     pub(super) pool: PagePool,
+    pub(super) tiers: Tiers,
     pub(super) sequences: Slots,
     /// Not running, in order of service; a preempted sequence takes its old place.
     pub(super) waiting: BTreeMap<Place, usize>,
@@ -137,6 +145,7 @@ impl Scheduler {
             groups: cache.groups.count(),
             limits: Limits { vocab_size, max_model_len: config.max_model_len, cache },
             pool: PagePool::new(cache.num_blocks, cache.block_size),
+            tiers: Tiers::new(&cache),
             sequences: Slots::default(),
             waiting: BTreeMap::new(),
             running: Vec::new(),
@@ -151,9 +160,9 @@ impl Scheduler {
         }
     }
 
-    /// Puts a request into the queue at `now_ms`, which counts from any fixed moment. `sequence` is greater than any
-    /// before: numbers are the order of arrival. `leader` is an earlier one with the same prompt and salt, another choice
-    /// of the same request: this one shares what that one has of the prompt.
+    /// Puts a request into the queue that came at `now_ms`, which counts from any fixed moment. Numbers of sequences are
+    /// unique and break ties; they need not come in order, because requests move between schedulers. `leader` is an earlier one with the same prompt and salt, another
+    /// choice of the same request: this one shares what that one has of the prompt.
     pub fn submit(
         &mut self,
         now_ms: u64,
@@ -202,6 +211,9 @@ impl Scheduler {
         self.check_content(&oldest, &result)?;
         self.counters.steps += 1;
         self.pool.absorbed(oldest.step);
+        if let Some(until) = result.transferred {
+            self.transfers_done(until);
+        }
         let mut events = Vec::with_capacity(result.outputs.len());
         let mut outputs = result.outputs.into_iter();
         for span in &oldest.spans {
@@ -219,6 +231,7 @@ impl Scheduler {
         self.in_flight.clear();
         self.ending.clear();
         let pool = PagePool::new(self.cache.num_blocks, self.cache.block_size);
+        self.tiers = Tiers::new(&self.cache);
         let lost = std::mem::replace(&mut self.pool, pool);
         let mut lost = planted(Bug::KeepsNamesOfLostGroup).then_some(lost);
         for Running { slot, .. } in std::mem::take(&mut self.running) {
@@ -277,6 +290,16 @@ impl Scheduler {
     /// Pages that nobody holds and whose content may serve later requests.
     pub fn cached_blocks(&self) -> usize {
         self.pool.cached()
+    }
+
+    /// Pages of the host's pool that hold something.
+    pub fn host_used_blocks(&self) -> usize {
+        self.tiers.host.used()
+    }
+
+    /// Pages that are moved between device and host, and not reported yet.
+    pub fn transfers_under_way(&self) -> usize {
+        self.tiers.under_way()
     }
 
     /// Steps planned and not absorbed.
@@ -358,6 +381,9 @@ impl Scheduler {
 
     fn check_content(&self, step: &StepInFlight, result: &StepResult) -> Result<(), AbsorbError> {
         let content = |what: String| AbsorbError::Content { step: step.step, what };
+        if let Some(until) = result.transferred.filter(|until| *until > step.step) {
+            return Err(content(format!("transfers of {until}, which is still to come")));
+        }
         let expected = step.spans.iter().filter(|span| expects_output(span)).count();
         if expected != result.outputs.len() {
             return Err(content(format!("{} outputs, {expected} expected", result.outputs.len())));
@@ -410,6 +436,7 @@ impl Scheduler {
     }
 
     fn end_life(&mut self, slot: usize) {
+        self.forget_loads(slot);
         let state = &mut self.sequences[slot];
         let at = self.running.binary_search_by_key(&state.order(), |running| running.order);
         self.running.remove(at.expect("what does not wait runs, in its order"));

@@ -87,6 +87,15 @@ fn no_more_than_two_steps_are_in_flight() {
 }
 
 #[test]
+fn transfers_of_a_step_that_is_still_to_come_are_no_answer() {
+    let (mut scheduler, mut shard) = (scheduler(), SimShard::new(CACHE, Epoch(0)));
+    scheduler.submit(0, SequenceId(0), request(3, 9), None).unwrap();
+    let plan = scheduler.plan().unwrap();
+    let result = StepResult { transferred: Some(Step(1)), ..shard.execute_at_once(&plan) };
+    assert!(matches!(scheduler.absorb(result), Err(AbsorbError::Content { step: Step(0), .. })));
+}
+
+#[test]
 fn a_length_limit_is_never_planned_beyond() {
     let mut scheduler = scheduler();
     scheduler.submit(0, SequenceId(0), request(3, 1), None).unwrap();

@@ -9,11 +9,11 @@ use super::{
     ProgressCallback, ProgressReporter, ShardMessage,
     compute::{ComputeArguments, ComputeThread},
 };
-use crate::{ensemble::Shared, error::ShardError, group::GroupMessage, ids::Epoch};
+use crate::{ensemble::Home, error::ShardError, group::GroupMessage, ids::Epoch};
 
 /// What a shard starts from.
 pub(crate) struct ShardArguments {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) home: Home,
     pub(crate) rank: Rank,
     pub(crate) epoch: Epoch,
     pub(crate) comm: Box<dyn Collective>,
@@ -38,18 +38,18 @@ impl Actor for ShardActor {
         myself: ActorRef<ShardMessage>,
         arguments: ShardArguments,
     ) -> Result<ShardActorState, ActorProcessingErr> {
-        let ShardArguments { shared, rank, epoch, comm, group } = arguments;
-        tracing::info!(rank = rank.0, epoch = epoch.0, "shard starts");
+        let ShardArguments { home, rank, epoch, comm, group } = arguments;
+        tracing::info!(replica = home.replica.0, rank = rank.0, epoch = epoch.0, "shard starts");
         let compute = ComputeArguments {
             rank,
             epoch,
             comm,
-            factory: Arc::clone(&shared.spec.factory),
-            progress: ProgressReporter::new(rank, Some(counted(&shared))),
+            factory: home.factory(),
+            progress: ProgressReporter::new(rank, Some(counted(&home))).of(home.replica),
             group,
             shard: myself,
         };
-        Ok(ShardActorState { thread: Some(ComputeThread::spawn(compute, &shared.threads)?) })
+        Ok(ShardActorState { thread: Some(ComputeThread::spawn(compute, home.threads())?) })
     }
 
     async fn handle(
@@ -84,8 +84,8 @@ impl Actor for ShardActor {
 
 /// The ensemble's progress callback, counting: who waits for this rank sees that it is alive. Holds no more of the
 /// ensemble than it needs, because a thread that hangs keeps it.
-fn counted(shared: &Shared) -> ProgressCallback {
-    let (reports, callback) = (Arc::clone(&shared.load_reports), shared.progress.clone());
+fn counted(home: &Home) -> ProgressCallback {
+    let (reports, callback) = (Arc::clone(home.load_reports()), home.progress());
     Arc::new(move |progress| {
         reports.fetch_add(1, Ordering::Relaxed);
         if let Some(callback) = &callback {

@@ -54,6 +54,8 @@ struct Setup {
     num_blocks: usize,
     /// Steps planned before the first of them is absorbed.
     depth: usize,
+    /// Pages of the host's pool.
+    host_blocks: usize,
     /// Whether requests find the prefixes of others, and choices share their prompt.
     shares: bool,
 }
@@ -87,6 +89,7 @@ fn executors(checkpoint: &Checkpoint, setup: Setup) -> Vec<ModelExecutor> {
             let share = partition.share(rank);
             let layout = kv_layout(checkpoint.config(), share, setup.dtype, BLOCK_SIZE).unwrap();
             let kv = KvStore::new(&device, layout, setup.num_blocks).unwrap();
+            let kv = kv.with_host_pool(&device, setup.host_blocks).unwrap();
             ModelExecutor::new(model, kv, Box::new(comm))
         })
         .collect()
@@ -127,6 +130,7 @@ fn serve(
     let cache = CacheSpec {
         groups: LayerGroups::new(&windows).unwrap(),
         prefix_caching: setup.shares,
+        host_blocks: setup.host_blocks,
         ..CacheSpec::new(BLOCK_SIZE, setup.num_blocks)
     };
     let mut scheduler = Scheduler::new(config, cache, checkpoint.config().vocab_size, Epoch(0));
@@ -233,7 +237,7 @@ fn random_schedules_yield_the_bits_of_requests_served_alone() {
     assert_eq!(KvGroups::of(mixed.config()).count(), 3);
     let checkpoints = [llama, wide, mixed];
     let isas: Vec<Isa> = Isa::available().collect();
-    let (mut preemptions, mut hits) = (0, 0);
+    let (mut preemptions, mut hits, mut host_hits) = (0, 0, 0);
     for seed in 0..24 {
         let mut random = Random(seed);
         let checkpoint: &Arc<Checkpoint> = &checkpoints[seed as usize / 2 % 3];
@@ -251,6 +255,7 @@ fn random_schedules_yield_the_bits_of_requests_served_alone() {
             budget: MAX_MODEL_LEN,
             num_blocks: blocks,
             depth: 1,
+            host_blocks: 0,
             shares: false,
         };
         let (alone, undisturbed) = serve(checkpoint, roomy, seed, &requests);
@@ -263,18 +268,21 @@ fn random_schedules_yield_the_bits_of_requests_served_alone() {
                 budget: random.below(60) + 10,
                 num_blocks: blocks + random.below(8),
                 depth,
+                host_blocks: [0, 3, 100][random.below(3)],
                 shares: depth == 2 || random.below(2) == 0,
                 ..roomy
             };
             let (together, counters) = serve(checkpoint, crowded, seed, &requests);
             preemptions += counters.preemptions;
             hits += counters.prefix_cache_hits;
+            host_hits += counters.host_hits;
             for (at, (got, expected)) in together.iter().zip(&alone).enumerate() {
                 assert_eq!(got, expected, "seed {seed} request {at}: {crowded:?}");
             }
         }
     }
-    println!("{preemptions} preemptions, {hits} tokens found");
+    println!("{preemptions} preemptions, {hits} tokens found, {host_hits} of them with the host's pages");
+    assert!(host_hits > 0, "some prefixes are meant to come back from the host");
     assert!(hits > 500, "requests are meant to share: {hits} tokens found");
     assert!(preemptions > 20, "the pools are meant to be too small: {preemptions} preemptions");
 }

@@ -8,7 +8,7 @@ use consort_parallel::{
     collective::Collective,
     ids::{BlockId, Rank},
     kv::KvStore,
-    model::{Draw, Model, PromptToken, RowOutcome, RowRequest},
+    model::{Draw, Model, PromptToken, RowOutcome, RowRequest, STEP_LIMIT},
 };
 
 use super::{Rejoined, ShardExecutor};
@@ -187,7 +187,15 @@ impl ModelExecutor {
             let copied = self.kv.copy_blocks(&copies);
             copied.map_err(|source| ShardError::model(plan.step, source.into()))?;
         }
-        let mut result = StepResult { epoch: plan.epoch, step: plan.step, outputs: Vec::new(), digest: 0 };
+        let moves = self.kv.transfer(plan.step.0, &plan.saves, &plan.loads);
+        moves.map_err(|source| ShardError::model(plan.step, source.into()))?;
+        let mut result = StepResult {
+            epoch: plan.epoch,
+            step: plan.step,
+            outputs: Vec::new(),
+            transferred: None,
+            digest: 0,
+        };
         self.assemble(plan)?;
         if !self.batch.tokens.is_empty() {
             let forward = self.model.forward(&self.batch, &mut self.kv, self.comm.as_mut());
@@ -197,7 +205,18 @@ impl ModelExecutor {
         for sequence in &plan.end {
             self.sequences.remove(sequence);
         }
+        result.transferred = self.transferred(plan)?;
         Ok(result)
+    }
+
+    /// The step up to which all transfers are done. A step that computes nothing is there to wait for them.
+    fn transferred(&mut self, plan: &StepPlan) -> Result<Option<Step>, ShardError> {
+        let pending = match plan.run.is_empty() {
+            true => self.kv.finish_transfers(STEP_LIMIT).map(|()| None),
+            false => self.kv.pending_transfer(),
+        };
+        let pending = pending.map_err(|source| ShardError::model(plan.step, source.into()))?;
+        Ok(pending.map_or(Some(plan.step), |oldest| oldest.checked_sub(1).map(Step)))
     }
 
     /// Does `work` of this epoch, unless the epoch was cut short: then, and if `work` is aborted, this rank is sound
@@ -248,6 +267,8 @@ impl ShardExecutor for ModelExecutor {
     }
 
     fn rejoin(&mut self, epoch: Epoch, comm: Box<dyn Collective>) -> Result<Rejoined, ShardError> {
+        // The new epoch knows nothing of the old one's transfers, and gives their pages away.
+        self.kv.finish_transfers(STEP_LIMIT).map_err(ShardError::load)?;
         self.comm = comm;
         self.joined = false;
         self.fence = StepFence { epoch: Some(epoch), next: Step(0) };

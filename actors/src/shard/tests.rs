@@ -167,7 +167,16 @@ fn given(tokens: std::ops::Range<u32>) -> Tokens {
 }
 
 fn plan(step: u64, begin: Vec<NewSequence>, run: Vec<Span>) -> StepPlan {
-    StepPlan { epoch: Epoch(4), step: Step(step), begin, run, copies: Vec::new(), end: Vec::new() }
+    StepPlan {
+        epoch: Epoch(4),
+        step: Step(step),
+        begin,
+        run,
+        copies: Vec::new(),
+        saves: Vec::new(),
+        loads: Vec::new(),
+        end: Vec::new(),
+    }
 }
 
 fn draw(history: &[u32]) -> u32 {

@@ -1,5 +1,5 @@
-//! Root of an ensemble's actor tree: one replica today, and the order in which everything ends. It restarts nothing: a
-//! replica restarts its children, and its own end is the ensemble's failure.
+//! Root of an ensemble's actor tree: the router, the replicas, and the order in which everything ends. It restarts no
+//! replica: a replica restarts its children, and one that ends stays out while the others go on.
 
 mod actor;
 mod message;

@@ -19,8 +19,8 @@ use consort_parallel::{
 use crate::harness::root;
 
 const RANKS: usize = 3;
-const BLOCKS: usize = 24;
-const OPTIONS: LoadOptions = LoadOptions {
+pub(crate) const BLOCKS: usize = 24;
+pub(crate) const OPTIONS: LoadOptions = LoadOptions {
     dtype: DType::F32,
     max_batch_tokens: 32,
     block_size: 16,
@@ -31,9 +31,10 @@ const OPTIONS: LoadOptions = LoadOptions {
     deterministic: true,
 };
 
-struct TinyFactory {
-    checkpoint: Arc<Checkpoint>,
-    partition: Partition,
+/// Builds ranks of the tiny model, with [`BLOCKS`] blocks.
+pub(crate) struct TinyFactory {
+    pub(crate) checkpoint: Arc<Checkpoint>,
+    pub(crate) partition: Partition,
 }
 
 impl ShardFactory for TinyFactory {
@@ -86,7 +87,7 @@ async fn ten_thousand_random_submits_and_aborts_leak_nothing() {
             max_waiting_requests: 64,
             priority_aging_ms: 1000,
         },
-        factory: Arc::new(TinyFactory { checkpoint, partition }),
+        factories: vec![Arc::new(TinyFactory { checkpoint, partition })],
     };
     let ensemble = Ensemble::start(spec, None).await.unwrap();
     let mut dice = Dice(20_261_129);

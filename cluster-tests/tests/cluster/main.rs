@@ -8,6 +8,7 @@
 
 mod async_openai_client;
 mod bad_requests;
+mod caching;
 mod cli;
 mod convert;
 mod custom_supervision;
@@ -17,5 +18,6 @@ mod harness;
 mod leaks;
 mod memory;
 mod openai_client;
+mod replicas;
 mod server;
 mod software_driver;

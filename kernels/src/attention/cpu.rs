@@ -156,8 +156,8 @@ fn place(task: &Task, query: usize) -> (usize, usize) {
     (task.rows.start + query / heads, task.query_heads.start + query % heads)
 }
 
-/// One chunk, the given keys, for the query vectors `active`, none of which sees the given number of tiles of 16 keys at
-/// its beginning: whatever page the table names for them is not touched.
+/// One chunk, the given keys, for the query vectors `active`. None of these sees the given number of tiles of 16 keys
+/// at its beginning: whatever page the table names for them is not touched.
 #[inline(always)]
 unsafe fn chunk<V: Lanes, T: Kernels>(
     call: &Call<'_, T>,

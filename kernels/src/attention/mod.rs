@@ -15,7 +15,8 @@
 //! stand alone, and chunks are merged left to right. So a row's result does not depend on how its prompt was cut,
 //! which rows share its batch, or how many threads work. Slots that a row does not see never reach its result, not even
 //! as a product with zero: neither what a former owner of a page left there, nor an infinity in a later row or before
-//! the window. Pages of which a span's rows see no key are not read: any may stand in their place in the table. A row that sees a score of NaN or plus infinity is NaN.
+//! the window. Pages of which a span's rows see no key are not read: any may stand in their place in the table. A row
+//! that sees a score of NaN or plus infinity is NaN.
 
 mod cpu;
 pub mod cuda;

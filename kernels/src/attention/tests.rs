@@ -275,6 +275,38 @@ fn what_lies_before_the_window_reaches_no_row_whatever_it_is() {
     poison_before_the_window::<bf16>();
 }
 
+fn other_pages_behind_the_window<T: Kernels>() {
+    let mut replaced = 0;
+    for case in cases().into_iter().filter(|case| case.window.is_some()) {
+        let window = case.window.unwrap().get();
+        for device in devices() {
+            let mut world = world::<T>(&device, &case);
+            let before = attend(&device, &world, &world.spans, &world.queries);
+            let count = world.pages.len() / world.shape.pages.page_elements();
+            let spare = (0..count as u32).find(|page| !world.tables.contains(page)).unwrap();
+            let last = *world.tables.last().unwrap();
+            // A page that holds NaN, and one of another sequence.
+            for page in [spare, last] {
+                for span in &world.spans {
+                    let first_position = span.context_len - span.rows.len();
+                    let behind = (first_position + 1).saturating_sub(window) / case.block_size;
+                    world.tables[span.table.start..][..behind].fill(page);
+                    replaced += behind;
+                }
+                let after = attend(&device, &world, &world.spans, &world.queries);
+                assert_same_bits(&after, &before, &format!("window {window} {device:?}"));
+            }
+        }
+    }
+    assert!(replaced > 100, "{replaced} entries of tables");
+}
+
+#[test]
+fn any_page_may_stand_in_a_table_where_no_row_sees_a_key() {
+    other_pages_behind_the_window::<f32>();
+    other_pages_behind_the_window::<bf16>();
+}
+
 #[test]
 fn spans_that_point_outside_are_refused() {
     let device = &devices()[0];

@@ -13,9 +13,9 @@ use super::{
 };
 use crate::config::GenerationDefaults;
 
-const SINGLE_FILE: &str = "model.safetensors";
-const INDEX_FILE: &str = "model.safetensors.index.json";
-const CONFIG_FILE: &str = "config.json";
+pub(super) const SINGLE_FILE: &str = "model.safetensors";
+pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
+pub(super) const CONFIG_FILE: &str = "config.json";
 const GENERATION_FILE: &str = "generation_config.json";
 const HEAD: &str = "lm_head.weight";
 

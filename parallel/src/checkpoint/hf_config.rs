@@ -166,8 +166,8 @@ const MISTRAL_KV_HEADS: usize = 8;
 const WINDOW: &str = "sliding_window";
 const LAYER_TYPES: &str = "layer_types";
 
-/// The window of each layer: as `layer_types` says, or Mistral's over all. Other models of the family may carry a window
-/// and do not heed it unless a layer is said to.
+/// The window of each layer: as `layer_types` says, or Mistral's over all. Other models of the family may carry a
+/// window and do not heed it unless a layer is said to.
 fn layer_windows(
     path: &Path,
     fields: &Fields<'_>,

@@ -20,6 +20,7 @@ mod json;
 mod mapped;
 mod required;
 mod rope_scaling;
+mod shape;
 mod surplus;
 mod tensor;
 #[cfg(test)]
@@ -39,6 +40,7 @@ use crate::config::{GenerationDefaults, ModelConfig};
 pub use encoding::Encoding;
 pub use error::CheckpointError;
 pub use gguf::Gguf;
+pub use shape::read_shape;
 pub use tensor::TensorInfo;
 
 use mapped::MappedFile;

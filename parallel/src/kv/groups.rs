@@ -43,7 +43,8 @@ impl KvGroups {
         KvGroups::of_windows(&config.layer_windows)
     }
 
-    fn of_windows(layer_windows: &[Option<NonZeroUsize>]) -> KvGroups {
+    /// The same for layers of which nothing else is known.
+    pub fn of_windows(layer_windows: &[Option<NonZeroUsize>]) -> KvGroups {
         let classes = classes(layer_windows);
         let layers_per_page = layers_per_page(&classes, layer_windows.len());
         let (mut windows, mut places) =

@@ -60,6 +60,33 @@ impl HostPages {
         })
     }
 
+    /// Copies pages `(from, to)` of checked numbers from another pool. Pools have so many blocks.
+    pub(super) fn copy_from(
+        &mut self,
+        blocks: usize,
+        source: &HostPages,
+        source_blocks: usize,
+        pairs: impl Iterator<Item = (usize, usize)> + Clone,
+        layout: &KvLayout,
+    ) {
+        let page = layout.pages.page_elements();
+        let parts = (0..layout.layers_per_page).flat_map(|slot| {
+            pairs.clone().map(move |(from, to)| {
+                let (from, to) = ((slot * source_blocks + from) * page, (slot * blocks + to) * page);
+                (from..from + page, to..to + page)
+            })
+        });
+        match (self, source) {
+            (HostPages::F32(to), HostPages::F32(from)) => {
+                copy_parts(from.as_slice(), to.as_mut_slice(), parts)
+            }
+            (HostPages::Bf16(to), HostPages::Bf16(from)) => {
+                copy_parts(from.as_slice(), to.as_mut_slice(), parts);
+            }
+            _ => unreachable!("both pools are of the layout's type"),
+        }
+    }
+
     pub(super) fn slot_mut<T: KvElement>(
         &mut self,
         slot: usize,
@@ -88,4 +115,8 @@ impl HostPages {
             }
         }
     }
+}
+
+fn copy_parts<T: Copy>(from: &[T], to: &mut [T], parts: impl Iterator<Item = (Range<usize>, Range<usize>)>) {
+    parts.for_each(|(source, target)| to[target].copy_from_slice(&from[source]));
 }

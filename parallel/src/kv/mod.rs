@@ -8,6 +8,7 @@
 mod cuda;
 mod groups;
 mod host;
+mod offload;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +19,7 @@ use consort_kernels::{
 
 pub use self::groups::{KV_GROUPS_MAX, KvGroups, KvPlace};
 pub(crate) use self::host::{KvElement, KvLayer};
+use self::offload::OffloadPool;
 use self::{cuda::DevicePages, host::HostPages};
 use crate::ids::BlockId;
 
@@ -45,6 +47,8 @@ impl KvLayout {
 pub struct KvStore {
     layout: KvLayout,
     blocks: usize,
+    /// Before the pages that it reads and writes, so that it ends before they do.
+    offload: Option<OffloadPool>,
     pages: Pages,
 }
 
@@ -65,7 +69,7 @@ impl KvStore {
                 return Err(KernelError::Unsupported { operation: "kv store", reason });
             }
         };
-        Ok(KvStore { layout, blocks, pages })
+        Ok(KvStore { layout, blocks, offload: None, pages })
     }
 
     /// Shape of the pages.

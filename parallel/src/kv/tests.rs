@@ -1,6 +1,7 @@
 use consort_kernels::element::bf16;
 
 use super::*;
+use crate::ids::HostBlock;
 
 #[test]
 fn a_copied_block_is_whole_in_every_layer_and_leaves_the_others_alone() {
@@ -64,4 +65,95 @@ fn copies_that_leave_the_pool_or_depend_on_their_order_are_refused_before_any_is
     assert_eq!(firsts(&mut store), [0.0, 1.0, 2.0, 3.0]);
     store.copy_blocks(&[(0, 1), (0, 3)].map(pair)).unwrap();
     assert_eq!(firsts(&mut store), [0.0, 0.0, 2.0, 0.0]);
+}
+
+/// A store on the CPU whose every number tells its page and layer, with a host's pool.
+fn numbered(dtype: DType, host_blocks: usize) -> (KvStore, usize) {
+    let device = Device::cpu(1).unwrap();
+    let layout = KvLayout { pages: PageShape::new(16, 1, 16).unwrap(), layers_per_page: 2, groups: 1, dtype };
+    let mut store = KvStore::new(&device, layout, 4).unwrap().with_host_pool(&device, host_blocks).unwrap();
+    let page = layout.pages.page_elements();
+    for layer in 0..2 {
+        let value = |at: usize| (10 * layer + at / page) as f32;
+        match dtype {
+            DType::F32 => {
+                let pages = store.slot_mut::<f32>(layer).unwrap();
+                let elements = &mut pages.buffer.as_mut_slice()[pages.range];
+                elements.iter_mut().enumerate().for_each(|(at, x)| *x = value(at));
+            }
+            DType::BF16 => {
+                let pages = store.slot_mut::<bf16>(layer).unwrap();
+                let elements = &mut pages.buffer.as_mut_slice()[pages.range];
+                elements.iter_mut().enumerate().for_each(|(at, x)| *x = bf16::from_f32(value(at)));
+            }
+        }
+    }
+    (store, page)
+}
+
+/// What each page of a layer holds, where all of it is the same.
+fn pages_of(store: &mut KvStore, layer: usize, page: usize) -> Vec<f32> {
+    let elements: Vec<f32> = match store.layout().dtype {
+        DType::F32 => {
+            let pages = store.slot_mut::<f32>(layer).unwrap();
+            pages.buffer.as_slice()[pages.range].to_vec()
+        }
+        DType::BF16 => {
+            let pages = store.slot_mut::<bf16>(layer).unwrap();
+            pages.buffer.as_slice()[pages.range].iter().map(|x| x.to_f32()).collect()
+        }
+    };
+    let of_page = |page: &[f32]| {
+        assert!(page.iter().all(|x| *x == page[0]), "a page was moved in part");
+        page[0]
+    };
+    elements.chunks_exact(page).map(of_page).collect()
+}
+
+#[test]
+fn pages_come_back_from_the_host_whole_and_to_wherever_they_are_wanted() {
+    for dtype in [DType::F32, DType::BF16] {
+        let (mut store, page) = numbered(dtype, 3);
+        assert_eq!(store.host_blocks(), 3);
+        store.transfer(0, &[(BlockId(1), HostBlock(2)), (BlockId(3), HostBlock(0))], &[]).unwrap();
+        store.copy_blocks(&[(BlockId(0), BlockId(1)), (BlockId(0), BlockId(3))]).unwrap();
+        assert_eq!(pages_of(&mut store, 1, page), [10.0, 10.0, 12.0, 10.0]);
+        let loads = [(HostBlock(2), BlockId(0)), (HostBlock(0), BlockId(1))];
+        store.transfer(1, &[(BlockId(2), HostBlock(1))], &loads).unwrap();
+        assert_eq!(
+            store.pending_transfer().unwrap(),
+            None,
+            "a CPU's transfers are done when they are ordered"
+        );
+        assert_eq!(pages_of(&mut store, 0, page), [1.0, 3.0, 2.0, 0.0]);
+        assert_eq!(pages_of(&mut store, 1, page), [11.0, 13.0, 12.0, 10.0]);
+        store.transfer(2, &[], &[(HostBlock(1), BlockId(3))]).unwrap();
+        assert_eq!(pages_of(&mut store, 1, page), [11.0, 13.0, 12.0, 12.0]);
+        store.finish_transfers(std::time::Duration::ZERO).unwrap();
+    }
+}
+
+#[test]
+fn transfers_of_pages_that_are_not_there_or_that_others_use_are_refused_before_any_is_made() {
+    type Pairs = &'static [(u32, u32)];
+    let refused: [(Pairs, Pairs); 8] = [
+        (&[(0, 3)], &[]),
+        (&[(0, 0), (4, 1)], &[]),
+        (&[], &[(3, 0)]),
+        (&[(0, 0)], &[(1, 4)]),
+        (&[(0, 0), (1, 0)], &[]),
+        (&[], &[(0, 2), (1, 2)]),
+        (&[(0, 1)], &[(1, 2)]),
+        (&[(0, 1)], &[(2, 0)]),
+    ];
+    for (saves, loads) in refused {
+        let (mut store, page) = numbered(DType::F32, 3);
+        let saves: Vec<_> = saves.iter().map(|&(from, to)| (BlockId(from), HostBlock(to))).collect();
+        let loads: Vec<_> = loads.iter().map(|&(from, to)| (HostBlock(from), BlockId(to))).collect();
+        assert!(store.transfer(0, &saves, &loads).is_err(), "{saves:?} {loads:?}");
+        assert_eq!(pages_of(&mut store, 0, page), [0.0, 1.0, 2.0, 3.0]);
+    }
+    let (mut store, _) = numbered(DType::F32, 0);
+    assert!(store.transfer(0, &[(BlockId(0), HostBlock(0))], &[]).is_err(), "there is no host pool");
+    assert!(store.transfer(0, &[], &[]).is_ok());
 }

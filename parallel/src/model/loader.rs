@@ -31,8 +31,8 @@ pub struct LoadOptions {
     pub max_num_seqs: usize,
     /// Most tokens of one sequence.
     pub max_model_len: usize,
-    /// KV blocks of the pool. Scratch memory grows with it; sequences may share blocks, and then be longer together than
-    /// the pool.
+    /// KV blocks of the pool. Scratch memory grows with it; sequences may share blocks, and then be longer together
+    /// than the pool.
     pub num_blocks: usize,
     /// Longest wait for a device to do a step, before it is taken to hang.
     pub step_limit: Duration,

@@ -12,16 +12,19 @@ use consort_parallel::{
     model::{LoadOptions, Model, kv_layout, load},
     partition::Partition,
 };
+use consort_software_driver::in_child_reported;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
     bits::assert_same_bits,
-    harness::{BLOCK_SIZE, Random, Setup, evenly_spread, kept_logits, made_up, teacher_forced},
+    harness::{
+        BLOCK_SIZE, Differences, Place, Random, Setup, evenly_spread, kept_logits, made_up, teacher_forced,
+    },
 };
 
 /// Keys that a layer with a window sees: more than a page, and no whole number of them.
-pub(crate) const WINDOW: usize = 20;
+const WINDOW: usize = 20;
 
 const VOCABULARY: usize = 67;
 
@@ -38,25 +41,25 @@ fn config(layers: usize, windows: impl Fn(usize) -> bool) -> Value {
 }
 
 /// A model, and one of the same shape all of whose weights are NaN: what it leaves in pages is NaN.
-pub(crate) struct Mixture {
-    pub(crate) checkpoint: Arc<Checkpoint>,
+struct Mixture {
+    checkpoint: Arc<Checkpoint>,
     poisonous: Arc<Checkpoint>,
     _folders: [TempDir; 2],
 }
 
 impl Mixture {
     /// Layers with a window and without take turns: two groups.
-    pub(crate) fn alternating() -> Mixture {
+    fn alternating() -> Mixture {
         Mixture::new(&config(4, |layer| layer % 2 == 0))
     }
 
     /// Three layers with a window to one without: a group for each layer, since no larger page would be filled.
-    pub(crate) fn uneven() -> Mixture {
+    fn uneven() -> Mixture {
         Mixture::new(&config(4, |layer| layer % 4 != 3))
     }
 
     /// All layers with a window: one group, whose pages are given away.
-    pub(crate) fn all_windows() -> Mixture {
+    fn all_windows() -> Mixture {
         Mixture::new(&config(2, |_| true))
     }
 
@@ -69,7 +72,7 @@ impl Mixture {
         }
     }
 
-    pub(crate) fn groups(&self) -> KvGroups {
+    fn groups(&self) -> KvGroups {
         KvGroups::of(self.checkpoint.config())
     }
 }
@@ -80,7 +83,7 @@ fn scaled(mut next: impl FnMut() -> f32) -> impl FnMut() -> f32 {
 }
 
 /// One rank, and a pool all of whose pages hold NaN.
-pub(crate) struct Ranked {
+struct Ranked {
     model: Box<dyn Model>,
     kv: KvStore,
     comm: Local,
@@ -89,11 +92,15 @@ pub(crate) struct Ranked {
 }
 
 impl Ranked {
-    fn new(mixture: &Mixture, setup: Setup, blocks: usize, mut comm: Local, mut of_poison: Local) -> Ranked {
+    fn new(
+        mixture: &Mixture,
+        (setup, options): (Setup, LoadOptions),
+        mut comm: Local,
+        mut of_poison: Local,
+    ) -> Ranked {
         let (config, rank) = (mixture.checkpoint.config(), comm.rank());
         let partition = Partition::new(config, setup.width, None).unwrap();
-        let options = LoadOptions { num_blocks: blocks, ..setup.options() };
-        let device = setup.device(rank);
+        let (blocks, device) = (options.num_blocks, setup.device(rank));
         let build = |checkpoint: &Checkpoint, comm: &mut Local| {
             let mut model = load(&device, checkpoint, &partition, rank, &options, &|_, _| {}).unwrap();
             model.join(comm).unwrap();
@@ -127,12 +134,11 @@ impl Ranked {
     }
 }
 
-/// What `work` makes on every rank, which must be the same, with a pool of `blocks` pages. `blocks` is what models are
-/// loaded for as well.
-pub(crate) fn on_ranks<R: PartialEq + Send>(
+/// What `work` makes on every rank, which must be the same, over a pool of the options' size.
+fn on_ranks<R: PartialEq + Send>(
     mixture: &Mixture,
     setup: Setup,
-    blocks: usize,
+    options: LoadOptions,
     work: impl Fn(&mut Ranked) -> R + Sync,
 ) -> R {
     let pairs = LocalGroup::new(setup.width).into_iter().zip(LocalGroup::new(setup.width));
@@ -141,7 +147,7 @@ pub(crate) fn on_ranks<R: PartialEq + Send>(
         let ranks: Vec<_> = pairs
             .map(|(comm, of_poison)| {
                 scope.spawn(move || {
-                    let mut ranked = Ranked::new(mixture, setup, blocks, comm, of_poison);
+                    let mut ranked = Ranked::new(mixture, (setup, options), comm, of_poison);
                     let result = work(&mut ranked);
                     ranked.comm.barrier().unwrap();
                     result
@@ -253,20 +259,16 @@ fn with_pages_given_away(
 }
 
 /// Compares, bit by bit, sequences whose pages behind windows belong to others with those that keep all.
-pub(crate) fn assert_pages_behind_windows_do_not_matter(
-    mixture: &Mixture,
-    setups: &[Setup],
-    schedules: &[&[usize]],
-) {
+fn assert_pages_behind_windows_do_not_matter(mixture: &Mixture, setups: &[Setup], schedules: &[&[usize]]) {
     let mut random = Random(9);
     let sequences = [random.tokens(93, VOCABULARY), random.tokens(70, VOCABULARY)];
     let groups = mixture.groups();
     for &setup in setups {
         let expected = teacher_forced(&mixture.checkpoint, Setup { isa: Isa::detect(), ..setup }, &sequences);
         for chunks in schedules {
-            let blocks = groups.count() * 12;
+            let options = LoadOptions { num_blocks: groups.count() * 12, ..setup.options() };
             let run = |ranked: &mut Ranked| with_pages_given_away(ranked, &groups, &sequences, chunks);
-            let (got, reused) = on_ranks(mixture, setup, blocks, run);
+            let (got, reused) = on_ranks(mixture, setup, options, run);
             let is_whole = chunks[0] >= 93;
             assert!(is_whole || reused > 2, "{setup:?} {chunks:?}: {reused} pages went to others");
             for (got, expected) in got.iter().zip(&expected) {
@@ -277,7 +279,7 @@ pub(crate) fn assert_pages_behind_windows_do_not_matter(
 }
 
 /// Compares, bit by bit, sequences that share the pages of a prefix with the same ones alone.
-pub(crate) fn assert_shared_prefixes_do_not_matter(mixture: &Mixture, setups: &[Setup]) {
+fn assert_shared_prefixes_do_not_matter(mixture: &Mixture, setups: &[Setup]) {
     const PREFIX: usize = 3 * BLOCK_SIZE;
     let mut random = Random(4);
     let prefix = random.tokens(PREFIX, VOCABULARY);
@@ -333,7 +335,8 @@ pub(crate) fn assert_shared_prefixes_do_not_matter(mixture: &Mixture, setups: &[
             }
             logits
         };
-        let got = on_ranks(mixture, setup, groups.count() * 17, run);
+        let options = LoadOptions { num_blocks: groups.count() * 17, ..setup.options() };
+        let got = on_ranks(mixture, setup, options, run);
         for (at, (got, expected)) in got.iter().zip(&expected).enumerate() {
             let own = &expected[expected.len() - got.len()..];
             assert_same_bits(got, own, &format!("{setup:?}, sequence {at}"));
@@ -358,22 +361,25 @@ const SCHEDULES: [&[usize]; 5] = [&[93], &[7], &[1], &[40, 1], &[33, 17, 1, 16]]
 
 #[test]
 fn pages_behind_a_window_may_be_anybodys_and_hold_anything() {
-    for mixture in [Mixture::alternating(), Mixture::uneven(), Mixture::all_windows()] {
-        assert_pages_behind_windows_do_not_matter(&mixture, &every_way(), &SCHEDULES);
+    assert_pages_behind_windows_do_not_matter(&Mixture::alternating(), &every_way(), &SCHEDULES);
+    let few = [Setup::new(2, DType::F32, 200), Setup::new(3, DType::BF16, 200)];
+    for mixture in [Mixture::uneven(), Mixture::all_windows()] {
+        assert_pages_behind_windows_do_not_matter(&mixture, &few, &SCHEDULES);
     }
 }
 
 #[test]
 fn sequences_that_share_the_pages_of_a_prefix_give_the_bits_that_they_give_alone() {
-    for mixture in [Mixture::alternating(), Mixture::uneven()] {
-        assert_shared_prefixes_do_not_matter(&mixture, &every_way());
-    }
+    assert_shared_prefixes_do_not_matter(&Mixture::alternating(), &every_way());
+    assert_shared_prefixes_do_not_matter(&Mixture::uneven(), &[Setup::new(3, DType::BF16, 200)]);
 }
 
 #[test]
 fn a_batch_for_other_groups_than_the_models_is_refused() {
     let mixture = Mixture::alternating();
-    let refused = on_ranks(&mixture, Setup::new(1, DType::F32, 16), 4, |ranked| {
+    let setup = Setup::new(1, DType::F32, 16);
+    let options = LoadOptions { num_blocks: 4, ..setup.options() };
+    let refused = on_ranks(&mixture, setup, options, |ranked| {
         let tables = vec![vec![BlockId(0)]; 3];
         [1, 2, 3].map(|groups| {
             let batch = batch_over(groups, &[Part { tokens: &[1], start: 0, tables: &tables[..groups] }]);
@@ -382,4 +388,221 @@ fn a_batch_for_other_groups_than_the_models_is_refused() {
     });
     let refusal = |groups| Err(format!("batch refused: block tables of {groups} groups for a model of 2"));
     assert_eq!(refused, [refusal(1), Ok(()), refusal(3)]);
+}
+
+/// Logits `[tokens, vocabulary]` as the formulas have them, in f64: no pages, no packing, no slices.
+fn by_the_formulas(checkpoint: &Checkpoint, tokens: &[u32]) -> Vec<f64> {
+    let config = checkpoint.config();
+    let (hidden, dim, group) = (config.hidden_size, config.head_dim, config.num_heads / config.num_kv_heads);
+    let read = |name: &str| {
+        let [rows, cols] = checkpoint.tensor(name).unwrap().shape[..] else { panic!("{name}") };
+        let mut values = vec![0.0f32; rows * cols];
+        checkpoint.read_rows(name, 0..rows, 0..cols, &mut values).unwrap();
+        (values, cols)
+    };
+    let multiply = |name: &str, x: &[f64]| -> Vec<f64> {
+        let (weight, cols) = read(name);
+        let dot = |row: &[f32], x: &[f64]| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
+        x.chunks_exact(cols).flat_map(|x| weight.chunks_exact(cols).map(move |row| dot(row, x))).collect()
+    };
+    let normalise = |name: &str, x: &[f64]| -> Vec<f64> {
+        let mut weight = vec![0.0f32; hidden];
+        checkpoint.read_rows(name, 0..1, 0..hidden, &mut weight).unwrap();
+        let row = |x: &[f64]| -> Vec<f64> {
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / hidden as f64;
+            let factor = 1.0 / (mean + f64::from(config.rms_norm_eps)).sqrt();
+            x.iter().zip(&weight).map(|(x, w)| x * factor * f64::from(*w)).collect()
+        };
+        x.chunks_exact(hidden).flat_map(row).collect()
+    };
+    let rotate = |x: &mut [f64], heads: usize| {
+        for (position, row) in x.chunks_exact_mut(heads * dim).enumerate() {
+            for head in row.chunks_exact_mut(dim) {
+                for pair in 0..dim / 2 {
+                    let turn = position as f64 * 10_000f64.powf(-2.0 * pair as f64 / dim as f64);
+                    let (a, b) = (head[pair], head[pair + dim / 2]);
+                    head[pair] = a * turn.cos() - b * turn.sin();
+                    head[pair + dim / 2] = b * turn.cos() + a * turn.sin();
+                }
+            }
+        }
+    };
+    let (embedding, _) = read("model.embed_tokens.weight");
+    let embedded =
+        |token: &u32| embedding[*token as usize * hidden..][..hidden].iter().map(|x| f64::from(*x));
+    let mut x: Vec<f64> = tokens.iter().flat_map(embedded).collect();
+    for layer in 0..config.num_layers {
+        let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
+        let normed = normalise(&name("input_layernorm"), &x);
+        let [mut q, mut k, v] =
+            ["q", "k", "v"].map(|part| multiply(&name(&format!("self_attn.{part}_proj")), &normed));
+        rotate(&mut q, config.num_heads);
+        rotate(&mut k, config.num_kv_heads);
+        let mut attended = Vec::new();
+        for position in 0..tokens.len() {
+            for head in 0..config.num_heads {
+                let of = |all: &[f64], token: usize, heads: usize, head: usize| {
+                    all[(token * heads + head) * dim..][..dim].to_vec()
+                };
+                let query = of(&q, position, config.num_heads, head);
+                let seen = config.layer_windows[layer].map_or(usize::MAX, std::num::NonZeroUsize::get);
+                let keys = (position + 1).saturating_sub(seen)..position + 1;
+                let of_key = |all: &[f64], key| of(all, key, config.num_kv_heads, head / group);
+                let score = |key| -> f64 { query.iter().zip(of_key(&k, key)).map(|(q, k)| q * k).sum() };
+                let weights: Vec<f64> =
+                    keys.clone().map(|key| (score(key) / (dim as f64).sqrt()).exp()).collect();
+                let total: f64 = weights.iter().sum();
+                let mut sum = vec![0.0; dim];
+                for (key, weight) in keys.zip(&weights) {
+                    sum.iter_mut().zip(of_key(&v, key)).for_each(|(sum, v)| *sum += weight / total * v);
+                }
+                attended.extend(sum);
+            }
+        }
+        x.iter_mut().zip(multiply(&name("self_attn.o_proj"), &attended)).for_each(|(x, add)| *x += add);
+        let normed = normalise(&name("post_attention_layernorm"), &x);
+        let [gate, up] = ["gate", "up"].map(|part| multiply(&name(&format!("mlp.{part}_proj")), &normed));
+        let activated: Vec<f64> = gate.iter().zip(up).map(|(g, up)| g / (1.0 + (-g).exp()) * up).collect();
+        x.iter_mut().zip(multiply(&name("mlp.down_proj"), &activated)).for_each(|(x, add)| *x += add);
+    }
+    multiply("lm_head.weight", &normalise("model.norm.weight", &x))
+}
+
+#[test]
+fn each_layer_looks_as_far_back_as_the_config_says() {
+    let tokens = Random(6).tokens(75, VOCABULARY);
+    let mut all = Vec::new();
+    for mixture in [Mixture::alternating(), Mixture::uneven(), Mixture::all_windows()] {
+        let expected = by_the_formulas(&mixture.checkpoint, &tokens);
+        let setup = Setup::new(2, DType::F32, 32);
+        let got = teacher_forced(&mixture.checkpoint, setup, std::slice::from_ref(&tokens)).remove(0);
+        let largest = expected.iter().fold(0.0f64, |most, logit| most.max(logit.abs()));
+        for (at, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            let error = (f64::from(*got) - expected).abs();
+            assert!(error < 1e-4 * largest, "logit {at}: {got}, {expected} by the formulas");
+        }
+        all.push(got);
+    }
+    // The same weights, and windows in other layers.
+    let differ = all[0].iter().zip(&all[1]).filter(|(a, b)| (*a - *b).abs() > 0.01).count();
+    assert!(differ > all[0].len() / 2, "{differ} logits tell the two mixtures apart");
+}
+
+fn on_cuda(width: usize, deterministic: bool, chunk: usize) -> Setup {
+    Setup { place: Place::Cuda { deterministic }, ..Setup::new(width, DType::BF16, chunk) }
+}
+
+#[test]
+fn software_driver_looks_as_far_back_in_each_layer_as_the_config_says() {
+    let test = "groups::software_driver_looks_as_far_back_in_each_layer_as_the_config_says";
+    let report = in_child_reported(test, &[("CONSORT_SOFTWARE_DRIVER_DEVICES", "2")], || {
+        let tokens = [Random(6).tokens(75, VOCABULARY)];
+        for mixture in [Mixture::alternating(), Mixture::uneven()] {
+            let expected = by_the_formulas(&mixture.checkpoint, &tokens[0]);
+            let differ = |setup| {
+                let got = teacher_forced(&mixture.checkpoint, setup, &tokens).remove(0);
+                let mut differences = Differences::default();
+                got.iter().zip(&expected).for_each(|(got, expected)| differences.add(*got, *expected as f32));
+                differences
+            };
+            let cpu = differ(Setup::new(1, DType::BF16, 75));
+            // All at once, and token by token: from graphs.
+            for (width, deterministic, chunk) in [(1, false, 75), (2, true, 75), (1, false, 1)] {
+                let cuda = differ(on_cuda(width, deterministic, chunk));
+                println!("width {width} steps of {chunk}: RMS {:.2e} (CPU {:.2e})", cuda.rms(), cpu.rms());
+                assert!(cuda.rms() < 1.5 * cpu.rms() && cuda.largest < 2.0 * cpu.largest);
+            }
+        }
+    });
+    let Some(report) = report else { return };
+    assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
+}
+
+#[test]
+fn software_driver_reads_no_page_behind_a_window() {
+    let test = "groups::software_driver_reads_no_page_behind_a_window";
+    let report = in_child_reported(test, &[("CONSORT_SOFTWARE_DRIVER_DEVICES", "2")], || {
+        let one = [on_cuda(1, true, 200)];
+        assert_pages_behind_windows_do_not_matter(&Mixture::alternating(), &one, &[&[7], &[40, 1]]);
+        assert_pages_behind_windows_do_not_matter(&Mixture::all_windows(), &one, &[&[33, 17, 1, 16]]);
+        assert_pages_behind_windows_do_not_matter(
+            &Mixture::alternating(),
+            &[on_cuda(2, true, 200)],
+            &[&[31]],
+        );
+    });
+    let Some(report) = report else { return };
+    assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
+    assert!(report.graph_launches > 40, "decodes from graphs: {report:?}");
+}
+
+#[test]
+fn software_driver_lets_sequences_share_pages_that_one_of_them_fills() {
+    let test = "groups::software_driver_lets_sequences_share_pages_that_one_of_them_fills";
+    let report = in_child_reported(test, &[("CONSORT_SOFTWARE_DRIVER_DEVICES", "2")], || {
+        for width in [1, 2] {
+            assert_shared_prefixes_do_not_matter(&Mixture::alternating(), &[on_cuda(width, true, 200)]);
+        }
+    });
+    let Some(report) = report else { return };
+    assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
+}
+
+/// Logits of sequences that share all pages but their last, and are longer together than the pool, each decoded alone
+/// and then all in one step.
+fn longer_than_the_pool(mixture: &Mixture, deterministic: bool) -> (Vec<f32>, Vec<f32>) {
+    const SEQUENCES: usize = 8;
+    const PREFIX: usize = 36 * BLOCK_SIZE;
+    let groups = mixture.groups().count();
+    let setup = on_cuda(1, deterministic, 64);
+    let options = LoadOptions {
+        num_blocks: groups * (PREFIX / BLOCK_SIZE + SEQUENCES),
+        max_num_seqs: SEQUENCES,
+        max_model_len: PREFIX + 1,
+        ..setup.options()
+    };
+    assert!(SEQUENCES * PREFIX > 3 * options.num_blocks * BLOCK_SIZE);
+    let prefix = Random(8).tokens(PREFIX, VOCABULARY);
+    on_ranks(mixture, setup, options, |ranked| {
+        let mut free = (0..ranked.poison.0).map(BlockId);
+        let shared: Vec<Vec<BlockId>> =
+            (0..groups).map(|_| free.by_ref().take(PREFIX / BLOCK_SIZE).collect()).collect();
+        for (at, tokens) in prefix.chunks(64).enumerate() {
+            ranked.step(&batch_over(groups, &[Part { tokens, start: 64 * at, tables: &shared }]));
+        }
+        let mut tables = vec![shared.clone(); SEQUENCES];
+        for (table, own) in tables.iter_mut().flatten().zip(free) {
+            table.push(own);
+        }
+        let tokens: Vec<[u32; 1]> = (0..SEQUENCES as u32).map(|token| [token]).collect();
+        let parts = tokens.iter().zip(&tables);
+        let parts: Vec<Part<'_>> =
+            parts.map(|(tokens, tables)| Part { tokens, start: PREFIX, tables }).collect();
+        let alone = parts.chunks(1).flat_map(|part| ranked.step(&batch_over(groups, part))).collect();
+        (alone, ranked.step(&batch_over(groups, &parts)))
+    })
+}
+
+#[test]
+fn software_driver_decodes_sequences_that_are_longer_together_than_the_pool() {
+    let test = "groups::software_driver_decodes_sequences_that_are_longer_together_than_the_pool";
+    let asked = |deterministic: &str| {
+        in_child_reported(test, &[("DETERMINISTIC", deterministic)], || {
+            let deterministic = std::env::var("DETERMINISTIC").unwrap() == "true";
+            let (alone, together) = longer_than_the_pool(&Mixture::alternating(), deterministic);
+            if deterministic {
+                assert_same_bits(&together, &alone, "together");
+            }
+            let largest = alone.iter().fold(0.0f32, |most, logit| most.max(logit.abs()));
+            let differs = |(a, b): (&f32, &f32)| (a - b).abs() > 0.02 * largest || !a.is_finite();
+            assert!(!alone.iter().zip(&together).any(differs), "of up to {largest}");
+        })
+    };
+    // Chunks of 512 keys: 16 partial sums, and memory for ten. They take turns, and no graph is recorded for that.
+    let Some(invariant) = asked("true") else { return };
+    let Some(fast) = asked("false") else { return };
+    for report in [&invariant, &fast] {
+        assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
+    }
+    assert_eq!((invariant.graph_launches, fast.graph_launches), (8, 9));
 }

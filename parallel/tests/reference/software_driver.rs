@@ -401,9 +401,8 @@ fn software_driver_a_card_too_small_says_what_is_wanted_and_what_is_free() {
         let Err(LoadError::Kernel(KernelError::Cuda(error))) = loaded.map(|_| ()) else { panic!("it fits") };
         let CudaError::OutOfMemory { wanted, free, ref parts, .. } = *error else { panic!("{error:?}") };
         let multiprocessors = 4;
-        let known =
-            model::cuda::memory_bytes(checkpoint.config(), &partition, Rank(0), &options, multiprocessors);
-        assert_eq!(wanted, Some(known.unwrap()), "as computed from headers alone");
+        let known = model::cuda::memory(checkpoint.config(), &partition, Rank(0), &options, multiprocessors);
+        assert_eq!(wanted, Some(known.unwrap().total_bytes()), "as computed from headers alone");
         assert!(free.is_some_and(|free| free <= 3_000_000) && !parts.is_empty(), "{error}");
     });
     let Some(report) = report else { return };

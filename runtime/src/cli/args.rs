@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use super::doctor::WantedDevice;
+use super::{doctor::WantedDevice, plan::PlanArgs};
 use crate::{
     convert::DType,
     engine::EngineBuilder,
@@ -57,6 +57,8 @@ pub(super) enum Command {
     Run(RunArgs),
     /// Write a model as a folder that `transformers` loads: BF16 safetensors, configuration, tokenizer.
     Convert(ConvertArgs),
+    /// Tell whether a model fits, for how many users, and how fast it could be, before anything is loaded.
+    Plan(PlanArgs),
     /// Tell what this machine has for serving models, GPUs above all, and what to do about each gap.
     Doctor(DoctorArgs),
     /// Start a topology and its server, ask a question through it, and tell who did what.
@@ -166,7 +168,7 @@ impl WeightType {
 }
 
 /// A number of things, which no number below 0 is.
-fn whole(text: &str) -> Result<usize, String> {
+pub(super) fn whole(text: &str) -> Result<usize, String> {
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
     text.parse().map_err(|_| match digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.is_empty() {
         true if text.starts_with('-') => format!("must be at least 0, got {text}"),
@@ -216,13 +218,16 @@ pub(super) struct ModelArgs {
     /// Most tokens of one sequence, prompt and answer together.
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole)]
     max_model_len: Option<usize>,
-    /// Ranks to split the model over; any number.
+    /// Ranks to split the model over, in each replica; any number.
     #[arg(long, visible_alias = "tp", value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     tensor_parallel_size: Option<usize>,
-    /// Device of each rank, as in cpu,cpu or cuda:0,cuda:1; cuda:GPU-UUID names a card for good.
+    /// Replicas of the model, each on devices of its own; requests go where their prefix is.
+    #[arg(long, visible_alias = "dp", value_name = "N", allow_negative_numbers = true, value_parser = whole)]
+    data_parallel_size: Option<usize>,
+    /// Device of each rank, replica by replica, as in cpu,cpu or cuda:0,cuda:1; cuda:GPU-UUID names a card for good.
     #[arg(long, value_name = "LIST")]
     devices: Option<String>,
-    /// Relative share of each rank, as in 2,1,1.
+    /// Relative share of each rank of a replica, as in 2,1,1.
     #[arg(long, value_name = "LIST", allow_negative_numbers = true)]
     weights: Option<String>,
     /// Compute threads of each rank.
@@ -238,12 +243,18 @@ pub(super) struct ModelArgs {
     /// Tokens of one KV block.
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole)]
     block_size: Option<usize>,
-    /// Memory for keys and values over all ranks: bytes, or an amount such as 512MiB.
+    /// Memory for keys and values over all ranks of a replica: bytes, or an amount such as 512MiB.
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     kv_cache_memory_bytes: Option<String>,
+    /// Memory of the host for evicted blocks, over all ranks: bytes, or an amount such as 2GiB. None unless given.
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
+    kv_offloading_bytes: Option<String>,
     /// Part of a GPU's memory that may be used; no effect on CPUs.
     #[arg(long, value_name = "PART", allow_negative_numbers = true)]
     gpu_memory_utilization: Option<f64>,
+    /// Keep the keys and values of what was computed for requests that begin alike; on unless said otherwise.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    enable_prefix_caching: Option<bool>,
     /// Most sequences that run at a time.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_num_seqs: Option<usize>,
@@ -253,6 +264,10 @@ pub(super) struct ModelArgs {
     /// Most requests that wait for their turn.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole)]
     max_waiting_requests: Option<usize>,
+    /// How much earlier a request must have come to go before one whose priority is better by one; with 0 priorities
+    /// have no effect.
+    #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = whole)]
+    priority_aging_ms: Option<usize>,
 }
 
 /// Flags about the server.
@@ -264,16 +279,19 @@ pub(super) struct ServerArgs {
     /// Port to listen on; 0 takes a free one.
     #[arg(long, allow_negative_numbers = true)]
     port: Option<u16>,
-    /// Environment variable that holds the key which /v1/* asks for.
+    /// Environment variable that holds the key which /v1/* asks for, or several with commas between.
     #[arg(long, value_name = "NAME")]
     api_key_env: Option<String>,
+    /// Where several API keys exist, requests with different ones share no cached prefixes; on unless said otherwise.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    salt_per_api_key: Option<bool>,
     /// Largest request body: bytes, or an amount such as 16MiB.
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     max_body_bytes: Option<String>,
 }
 
 /// Whether a path names a topology rather than a model.
-fn is_topology(path: &Path) -> bool {
+pub(super) fn is_topology(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("toml"))
 }
 
@@ -288,6 +306,7 @@ impl ModelArgs {
                 dtype: self.dtype,
                 max_model_len: self.max_model_len,
                 tensor_parallel_size: self.tensor_parallel_size,
+                data_parallel_size: self.data_parallel_size,
                 devices: self.devices,
                 weights: self.weights,
                 threads_per_rank: self.threads_per_rank,
@@ -295,10 +314,14 @@ impl ModelArgs {
                 batch_invariant: self.batch_invariant,
                 block_size: self.block_size,
                 kv_cache_memory_bytes: self.kv_cache_memory_bytes,
+                kv_offloading_bytes: self.kv_offloading_bytes,
                 gpu_memory_utilization: self.gpu_memory_utilization,
+                enable_prefix_caching: self.enable_prefix_caching,
+                salt_per_api_key: server.salt_per_api_key,
                 max_num_seqs: self.max_num_seqs,
                 max_num_batched_tokens: self.max_num_batched_tokens,
                 max_waiting_requests: self.max_waiting_requests,
+                priority_aging_ms: self.priority_aging_ms.map(|milliseconds| milliseconds as u64),
                 host: server.host,
                 port: server.port,
                 api_key_env: server.api_key_env,

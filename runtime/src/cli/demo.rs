@@ -24,7 +24,7 @@ pub(super) async fn demo(args: DemoArgs) -> anyhow::Result<()> {
         // Nobody else is to find this server, so any free port will do.
         settings.listen = "127.0.0.1:0".into();
     }
-    let api_key = settings.api_key.clone();
+    let api_key = settings.api_keys.first().cloned();
     let mut signals = Signals::new()?;
     let Some(running) = Running::start(builder, settings, &mut signals).await? else { return Ok(()) };
 
@@ -36,8 +36,8 @@ pub(super) async fn demo(args: DemoArgs) -> anyhow::Result<()> {
     };
     writeln!(out, "\n")?;
     writeln!(out, "{}", report::compute_line(running.engine.compute()))?;
-    for rank in &running.engine.status().ensemble.ranks {
-        writeln!(out, "{}", report::rank_line(rank))?;
+    for line in report::ensemble_lines(&running.engine.status().ensemble) {
+        writeln!(out, "{line}")?;
     }
     writeln!(out, "{}", report::speed(asked.tokens, asked.first, asked.last))?;
     if args.serve {

@@ -108,7 +108,14 @@ fn asked(args: &DoctorArgs, environment: &Environment) -> Result<Vec<Asked>, Top
     let mut asked: Vec<Asked> = args.device.iter().map(|device| Asked::flag(*device)).collect();
     if let Some(path) = &args.topology {
         let topology = topology(path, environment)?;
-        asked.extend(topology.devices().iter().enumerate().map(|(rank, device)| Asked::rank(rank, *device)));
+        let several = topology.data_parallel_size() > 1;
+        for (replica, devices) in topology.replica_devices().enumerate() {
+            let ranks = devices.iter().enumerate();
+            asked.extend(ranks.map(|(rank, device)| match several {
+                true => Asked::rank_of(replica, rank, *device),
+                false => Asked::rank(rank, *device),
+            }));
+        }
     }
     Ok(asked)
 }

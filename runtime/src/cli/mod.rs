@@ -9,6 +9,7 @@ mod demo;
 mod doctor;
 #[cfg(test)]
 mod goldens;
+mod plan;
 mod progress;
 mod report;
 mod run;
@@ -43,7 +44,8 @@ pub fn main() -> ExitCode {
 
 fn exit_code(error: &anyhow::Error) -> u8 {
     let request = error.downcast_ref::<RequestError>();
-    if request.is_some_and(RequestError::is_about_the_request) { USAGE } else { FAILED }
+    let is_usage = request.is_some_and(RequestError::is_about_the_request) || error.is::<plan::Usage>();
+    if is_usage { USAGE } else { FAILED }
 }
 
 fn start(cli: Cli) -> anyhow::Result<()> {
@@ -62,6 +64,7 @@ fn start(cli: Cli) -> anyhow::Result<()> {
             Command::Serve(args) => serve::serve(args).await,
             Command::Run(args) => run::run(args).await,
             Command::Convert(args) => convert::convert(args).await,
+            Command::Plan(args) => plan::plan(args).await,
             Command::Demo(args) => demo::demo(args).await,
             Command::Doctor(args) => doctor::doctor(args).await,
         }

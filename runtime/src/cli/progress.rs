@@ -11,7 +11,8 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// Bars of one load.
 pub(super) struct LoadBars {
     all: MultiProgress,
-    ranks: Mutex<BTreeMap<u16, ProgressBar>>,
+    /// By replica and rank.
+    ranks: Mutex<BTreeMap<(u16, u16), ProgressBar>>,
 }
 
 impl LoadBars {
@@ -23,7 +24,7 @@ impl LoadBars {
     /// Takes a report; called from the ranks' threads.
     pub(super) fn report(&self, progress: &LoadProgress) {
         let mut ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
-        let bar = ranks.entry(progress.rank.0).or_insert_with(|| self.bar(progress));
+        let bar = ranks.entry((progress.replica.0, progress.rank.0)).or_insert_with(|| self.bar(progress));
         bar.set_length(progress.total_bytes);
         bar.set_position(progress.loaded_bytes);
     }
@@ -31,7 +32,10 @@ impl LoadBars {
     fn bar(&self, progress: &LoadProgress) -> ProgressBar {
         let bar = self.all.add(ProgressBar::new(progress.total_bytes));
         bar.set_style(style());
-        bar.set_prefix(progress.rank.to_string());
+        bar.set_prefix(match progress.replica.0 {
+            0 => progress.rank.to_string(),
+            _ => format!("{}, {}", progress.replica, progress.rank),
+        });
         bar
     }
 

@@ -2,9 +2,26 @@
 
 use std::{fmt::Write as _, io::ErrorKind, time::Duration};
 
-use consort_actors::RankStatus;
+use consort_actors::{RankStatus, ReplicaId, Status};
 
 use crate::engine::{Compute, Usage};
+
+/// One line for each rank of these replicas; where there are several, each with its replica's number.
+pub(super) fn rank_lines<'a>(
+    replicas: impl ExactSizeIterator<Item = (ReplicaId, &'a [RankStatus])>,
+) -> Vec<String> {
+    let several = replicas.len() > 1;
+    let lines = replicas.flat_map(|(replica, ranks)| {
+        let name = if several { format!("{replica}, ") } else { String::new() };
+        ranks.iter().map(move |rank| format!("{name}{}", rank_line(rank)))
+    });
+    lines.collect()
+}
+
+/// The same of a running ensemble.
+pub(super) fn ensemble_lines(status: &Status) -> Vec<String> {
+    rank_lines(status.replicas.iter().map(|replica| (replica.replica, replica.ranks.as_slice())))
+}
 
 /// `rank 0: query heads 0..3, KV heads 0..1, weights 89.7 MB, 1024 KV blocks`.
 pub(super) fn rank_line(rank: &RankStatus) -> String {
@@ -63,12 +80,20 @@ pub(super) struct Timing {
 /// What a run took, as its user waits for it (from the start) and as a server's user would (from the question).
 pub(super) fn summary(usage: Usage, timing: &Timing) -> String {
     format!(
-        "loaded in {:.2} s; first token {:.2} s after start; prompt {} tokens; {}",
+        "loaded in {:.2} s; first token {:.2} s after start; {}; {}",
         timing.loaded.as_secs_f64(),
         (timing.asked + timing.first).as_secs_f64(),
-        usage.prompt_tokens,
+        prompt(usage),
         speed(usage.completion_tokens, timing.first, timing.last),
     )
+}
+
+/// `prompt 39 tokens`, and how many of them were cached if any were.
+fn prompt(usage: Usage) -> String {
+    match usage.cached_tokens {
+        0 => format!("prompt {} tokens", usage.prompt_tokens),
+        cached => format!("prompt {} tokens, {cached} of them cached", usage.prompt_tokens),
+    }
 }
 
 /// An error and its causes, each once.

@@ -79,8 +79,8 @@ impl Running {
     pub(super) fn announce(&self) -> io::Result<()> {
         let mut out = io::stdout().lock();
         writeln!(out, "{}", report::compute_line(self.engine.compute()))?;
-        for rank in &self.engine.status().ensemble.ranks {
-            writeln!(out, "{}", report::rank_line(rank))?;
+        for line in report::ensemble_lines(&self.engine.status().ensemble) {
+            writeln!(out, "{line}")?;
         }
         writeln!(out, "{} is ready at http://{}", shown_whole(self.engine.model_name()), self.address)?;
         out.flush()

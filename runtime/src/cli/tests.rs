@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::{CommandFactory, Parser};
-use consort_actors::{RankStatus, ShardState};
+use consort_actors::{RankStatus, ReplicaId, ShardState};
 use consort_kernels::device::Isa;
 use consort_parallel::ids::Rank;
 
@@ -134,6 +134,29 @@ fn a_rank_tells_its_heads_bytes_and_blocks() {
 }
 
 #[test]
+fn ranks_of_several_replicas_are_told_apart() {
+    let line = |replica: &str| {
+        format!("{replica}rank 0: query heads 0..3, KV heads 0..1, weights 5 B, 12 KV blocks (7 B)")
+    };
+    let rank = RankStatus {
+        rank: Rank(0),
+        query_heads: 0..3,
+        kv_heads: 0..1,
+        weight_bytes: 5,
+        kv_bytes: 7,
+        kv_blocks: 12,
+        state: ShardState::Ready,
+        restarts: 0,
+    };
+    let replica = |number| (ReplicaId(number), vec![rank.clone()]);
+    let lines = |replicas: Vec<(ReplicaId, Vec<RankStatus>)>| {
+        report::rank_lines(replicas.iter().map(|(replica, ranks)| (*replica, ranks.as_slice())))
+    };
+    assert_eq!(lines(vec![replica(0)]), [line("")]);
+    assert_eq!(lines(vec![replica(0), replica(1)]), [line("replica 0, "), line("replica 1, ")]);
+}
+
+#[test]
 fn the_way_of_computing_is_told_in_one_line() {
     let line = |threads_per_rank| {
         report::compute_line(Compute { dtype: "bfloat16", isa: Isa::Avx2, threads_per_rank })
@@ -199,6 +222,8 @@ fn a_run_tells_the_wait_from_its_start_and_from_its_question() {
         "loaded in 0.65 s; first token 0.80 s after start; prompt 39 tokens; 11 tokens, first after 0.14 s, then \
          5.0 tokens/s"
     );
+    let summary = report::summary(Usage { cached_tokens: 32, ..usage }, &timing);
+    assert!(summary.contains("; prompt 39 tokens, 32 of them cached; 11 tokens"), "{summary}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

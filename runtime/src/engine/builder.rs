@@ -26,7 +26,7 @@ use crate::{
     metrics::EngineMetrics,
     server::ServerSettings,
     text::{ChatTemplate, Tokenizer},
-    topology::{self, Broken, Environment, Overrides, Topology, TopologyError},
+    topology::{self, Broken, DeviceSpec, Environment, Overrides, Topology, TopologyError},
 };
 
 /// What is told while ranks load.
@@ -70,9 +70,14 @@ impl EngineBuilder {
         self
     }
 
-    /// Ranks to split the model over; any number.
+    /// Ranks to split the model over, in each replica; any number.
     pub fn tensor_parallel_size(self, ranks: usize) -> Self {
         self.with_overrides(|overrides| overrides.tensor_parallel_size = Some(ranks))
+    }
+
+    /// Replicas of the model, each with all ranks and a KV cache of its own. On a CPU each of them loads the weights.
+    pub fn data_parallel_size(self, replicas: usize) -> Self {
+        self.with_overrides(|overrides| overrides.data_parallel_size = Some(replicas))
     }
 
     /// `bfloat16`, `float32` or `auto`.
@@ -85,9 +90,14 @@ impl EngineBuilder {
         self.with_overrides(|overrides| overrides.max_model_len = Some(tokens))
     }
 
-    /// Memory for keys and values, over all ranks.
+    /// Memory for keys and values, over all ranks of a replica.
     pub fn kv_cache_memory_bytes(self, bytes: u64) -> Self {
         self.with_overrides(|overrides| overrides.kv_cache_memory_bytes = Some(bytes.to_string()))
+    }
+
+    /// Memory of the host, over all ranks, for blocks that lose their place in the cache; none unless given.
+    pub fn kv_offloading_bytes(self, bytes: u64) -> Self {
+        self.with_overrides(|overrides| overrides.kv_offloading_bytes = Some(bytes.to_string()))
     }
 
     /// Compute threads of each rank.
@@ -118,12 +128,24 @@ impl EngineBuilder {
         self.with_overrides(|overrides| overrides.max_num_batched_tokens = Some(tokens))
     }
 
+    /// Whether the keys and values of what was computed are kept for requests that begin alike; they are unless this
+    /// says otherwise.
+    pub fn enable_prefix_caching(self, is_enabled: bool) -> Self {
+        self.with_overrides(|overrides| overrides.enable_prefix_caching = Some(is_enabled))
+    }
+
+    /// How much earlier a request must have come, in milliseconds, to go before one whose priority is better by one;
+    /// with 0 priorities have no effect.
+    pub fn priority_aging_ms(self, milliseconds: u64) -> Self {
+        self.with_overrides(|overrides| overrides.priority_aging_ms = Some(milliseconds))
+    }
+
     /// Name under which the model is served.
     pub fn served_model_name(self, name: impl Into<String>) -> Self {
         self.with_overrides(|overrides| overrides.served_model_name = Some(name.into()))
     }
 
-    /// Reads `CONSORT_*` and the API key from here instead of the process's environment; [`Environment::empty`] makes
+    /// Reads `CONSORT_*` and the API keys from here instead of the process's environment; [`Environment::empty`] makes
     /// an engine that does not depend on where it runs.
     pub fn environment(mut self, environment: Environment) -> Self {
         self.environment = Some(environment);
@@ -176,18 +198,18 @@ impl EngineBuilder {
 
     /// What [`EngineBuilder::start`] and a server would run, as a topology file: every value, those that the engine
     /// computes included, each with its origin in a comment. Reads the model's headers, tokenizer and chat template,
-    /// and no weights; blocking. An API key is named by its variable, never shown.
+    /// and no weights; blocking. Of API keys only their variable is named, they are never shown.
     pub fn effective_config(&self) -> Result<String, EngineError> {
         let topology = self.topology(&self.overrides)?;
         let checkpoint = open(&topology)?;
         // The cards may be in another machine: then the number of blocks is what their absence makes of it.
-        let cards = Cards::look(topology.devices()).ok().flatten();
+        let cards = Cards::look(topology.devices(), topology.tensor_parallel_size()).ok().flatten();
         let plan = Plan::new(&topology, &checkpoint, cards.as_ref())?;
         texts(&checkpoint)?;
         Ok(topology.to_annotated_toml(&plan.computed()))
     }
 
-    /// How the topology wants its server, with the API key read from the environment.
+    /// How the topology wants its server, with the API keys read from the environment.
     pub fn server_settings(&self) -> Result<ServerSettings, EngineError> {
         Ok(ServerSettings::from_topology(&self.topology(&self.overrides)?))
     }
@@ -202,11 +224,15 @@ impl EngineBuilder {
             prepared;
         #[cfg(test)]
         let spec = match &self.faults {
-            Some(faults) => EnsembleSpec { factory: faults.wrap(Arc::clone(&spec.factory)), ..spec },
+            Some(faults) => {
+                let wrap = |factory: &Arc<_>| faults.wrap(Arc::clone(factory));
+                EnsembleSpec { factories: spec.factories.iter().map(wrap).collect(), ..spec }
+            }
             None => spec,
         };
         let ensemble = Ensemble::start(spec, self.on_progress).await?;
         Ok(Engine {
+            salt: None,
             inner: Arc::new(Inner {
                 ensemble,
                 tokenizer,
@@ -244,7 +270,7 @@ pub(crate) struct Compute {
     pub(crate) threads_per_rank: usize,
 }
 
-fn open(topology: &Topology) -> Result<Arc<Checkpoint>, EngineError> {
+pub(super) fn open(topology: &Topology) -> Result<Arc<Checkpoint>, EngineError> {
     let path = topology.model_path();
     Checkpoint::open(path).map_err(|source| EngineError::Checkpoint { path: path.to_path_buf(), source })
 }
@@ -261,7 +287,7 @@ impl Prepared {
     fn new(topology: &Topology, step_limit: Duration) -> Result<Self, EngineError> {
         let checkpoint = open(topology)?;
         // Whether the model can be divided as asked comes before the slower look at its tokenizer.
-        let cards = Cards::look(topology.devices()).map_err(DeviceError)?;
+        let cards = Cards::look(topology.devices(), topology.tensor_parallel_size()).map_err(DeviceError)?;
         let plan = Plan::new(topology, &checkpoint, cards.as_ref())?;
         let config = checkpoint.config();
         let limits = Limits {
@@ -277,6 +303,7 @@ impl Prepared {
         tracing::info!(
             model = %checkpoint.path().display(),
             ranks = topology.tensor_parallel_size(),
+            replicas = topology.data_parallel_size(),
             dtype = compute.dtype,
             cpu_isa = %compute.isa,
             threads_per_rank = compute.threads_per_rank,
@@ -286,7 +313,7 @@ impl Prepared {
         let spec = ensemble_spec(topology, &checkpoint, plan, step_limit);
         let (tokenizer, template) = texts(&checkpoint)?;
         let model_name = topology.served_model_name().to_owned();
-        let metrics = EngineMetrics::new(&model_name, spec.cache.block_size, spec.cache.num_blocks)?;
+        let metrics = EngineMetrics::new(&model_name, spec.replicas(), &spec.cache)?;
         Ok(Self { spec, tokenizer, template, limits, model_name, checkpoint, metrics, compute })
     }
 }
@@ -300,31 +327,39 @@ fn ensemble_spec(
     let block_size = topology.block_size();
     let max_num_batched_tokens = topology.max_num_batched_tokens();
     let (num_blocks, max_model_len) = (plan.num_blocks, plan.max_model_len);
+    let host_blocks = plan.host_blocks;
     let windows: Vec<Option<usize>> = KvGroups::of(checkpoint.config()).windows().collect();
     let groups = LayerGroups::new(&windows).expect("a model has from 1 to KV_GROUPS_MAX groups of layers");
     let settings = Settings::of_process();
-    let factory = ModelFactory {
+    let cubins = Arc::new(Cubins::new(settings.clone()));
+    let factory = |devices: &[DeviceSpec]| ModelFactory {
         checkpoint: Arc::clone(checkpoint),
-        partition: plan.partition,
+        partition: plan.partition.clone(),
         options: LoadOptions { step_limit, ..load_options(topology, plan.dtype, max_model_len, num_blocks) },
         num_blocks,
-        devices: topology.devices().to_vec(),
+        host_blocks,
+        devices: devices.to_vec(),
         threads_per_rank: plan.threads_per_rank,
         isa: plan.isa,
-        cubins: Arc::new(Cubins::new(settings.clone())),
-        settings,
+        cubins: Arc::clone(&cubins),
+        settings: settings.clone(),
     };
     EnsembleSpec {
         ranks: topology.tensor_parallel_size(),
         vocab_size: checkpoint.config().vocab_size,
-        cache: CacheSpec { groups, ..CacheSpec::new(block_size, num_blocks) },
+        cache: CacheSpec {
+            groups,
+            host_blocks,
+            prefix_caching: topology.enable_prefix_caching(),
+            ..CacheSpec::new(block_size, num_blocks)
+        },
         scheduler: SchedulerConfig {
             max_num_seqs: topology.max_num_seqs(),
             max_num_batched_tokens,
             max_model_len,
             max_waiting_requests: topology.max_waiting_requests(),
-            priority_aging_ms: 1000,
+            priority_aging_ms: topology.priority_aging_ms(),
         },
-        factory: Arc::new(factory),
+        factories: topology.replica_devices().map(|devices| Arc::new(factory(devices)) as _).collect(),
     }
 }

@@ -20,12 +20,13 @@ use consort_parallel::{
 use super::cards::selector;
 use crate::{error::DeviceError, topology::DeviceSpec};
 
-/// Builds ranks of one checkpoint. A restarted rank is built by the same factory.
+/// Builds the ranks of one replica. A restarted rank is built by the same factory.
 pub(crate) struct ModelFactory {
     pub(crate) checkpoint: Arc<Checkpoint>,
     pub(crate) partition: Partition,
     pub(crate) options: LoadOptions,
     pub(crate) num_blocks: usize,
+    pub(crate) host_blocks: usize,
     /// In rank order.
     pub(crate) devices: Vec<DeviceSpec>,
     pub(crate) threads_per_rank: usize,
@@ -67,6 +68,7 @@ impl ShardFactory for ModelFactory {
         let layout = model::kv_layout(self.config(), share, self.options.dtype, self.options.block_size)
             .map_err(ShardError::load)?;
         let kv = KvStore::new(&device, layout, self.num_blocks).map_err(ShardError::load)?;
+        let kv = kv.with_host_pool(&device, self.host_blocks).map_err(ShardError::load)?;
         Ok(Box::new(ModelExecutor::new(model, kv, comm)))
     }
 

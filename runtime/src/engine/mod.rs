@@ -7,6 +7,7 @@
 mod builder;
 mod cards;
 mod factory;
+mod host;
 mod live;
 mod options;
 mod plan;
@@ -25,19 +26,19 @@ use std::{
     time::Duration,
 };
 
-use consort_actors::{Ensemble, EnsembleState, StateWatch, Status};
+use consort_actors::{CacheSalt, Ensemble, EnsembleState, StateWatch, Status};
 use consort_kernels::device::Isa;
 use serde_json::{Map, Value};
 
-pub(crate) use self::builder::Compute;
+pub(crate) use self::{builder::Compute, plan::plan_request};
 pub use self::{
     builder::EngineBuilder,
     live::LiveRequest,
     options::{GenerateOptions, Prompt},
     stream::{Completion, Finish, FinishReason, StopReason, TextDelta, TextEvent, TextStream, Usage},
     validate::{
-        CHOICES_MAX, LOGIT_BIAS_MAX, LOGPROBS_MAX, MESSAGES_MAX, PROMPTS_MAX, STOP_STRING_BYTES_MAX,
-        STOP_STRINGS_MAX, STOP_TOKENS_MAX, TEMPLATE_KWARGS_BYTES_MAX,
+        CACHE_SALT_BYTES_MAX, CHOICES_MAX, LOGIT_BIAS_MAX, LOGPROBS_MAX, MESSAGES_MAX, PROMPTS_MAX,
+        STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX, STOP_TOKENS_MAX, TEMPLATE_KWARGS_BYTES_MAX,
     },
 };
 use self::{live::LiveRequests, validate::Limits};
@@ -115,6 +116,8 @@ pub struct EngineStatus {
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
+    /// What the requests of this handle have in their salts besides their own.
+    salt: Option<CacheSalt>,
 }
 
 struct Inner {
@@ -164,6 +167,17 @@ impl Engine {
     /// Continues a chat with options for the template.
     pub fn chat_with(&self, messages: &[Message], options: ChatOptions) -> Result<TextStream, RequestError> {
         self.chat_n(messages, &options, 1).map(only)
+    }
+
+    /// A handle of the same engine whose requests share cached prefixes only with those of handles of the same salt:
+    /// for programs whose users must not find out what others ask. A request's own
+    /// [`cache_salt`](GenerateOptions::cache_salt) counts besides, and so does the salt of the handle that this one is
+    /// made from.
+    pub fn with_cache_salt(&self, salt: &[u8]) -> Engine {
+        // No request can name a handle's salt as its own.
+        let salt = CacheSalt::new(b"consort handle of an engine").and(CacheSalt::new(salt));
+        let salt = self.salt.map_or(salt, |outer| outer.and(salt));
+        Engine { inner: Arc::clone(&self.inner), salt: Some(salt) }
     }
 
     /// Cancels the open requests of that name at once; how many there were. Their streams end with

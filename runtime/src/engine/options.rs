@@ -82,6 +82,12 @@ pub struct GenerateOptions {
     /// Report log-probabilities of prompt tokens likewise. Of several choices of a prompt the first reports them: they
     /// are the same for all. With it, `max_tokens` may be 0.
     pub prompt_logprobs: Option<u32>,
+    /// Lower comes first; 0 unless somebody says otherwise. It orders what waits, and decides who gives way when memory
+    /// runs short; waiting makes up for it, by `scheduler.priority_aging_ms` for each point.
+    pub priority: i32,
+    /// Only requests with the same salt share cached prefixes; not empty, at most
+    /// [`CACHE_SALT_BYTES_MAX`](super::CACHE_SALT_BYTES_MAX) bytes.
+    pub cache_salt: Option<String>,
     /// Name of the request in logs and in [`crate::EngineStatus`]; absent: made up.
     pub request_id: Option<String>,
 }
@@ -108,6 +114,8 @@ impl Default for GenerateOptions {
             add_special_tokens: None,
             logprobs: None,
             prompt_logprobs: None,
+            priority: 0,
+            cache_salt: None,
             request_id: None,
         }
     }

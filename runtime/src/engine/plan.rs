@@ -1,22 +1,20 @@
 //! What a topology comes to with one checkpoint, before any weight is read.
 
-use std::{collections::BTreeSet, thread};
+use std::{collections::BTreeSet, path::Path, thread};
 
-use consort_kernels::{DType, KernelError, device::Isa};
+use consort_kernels::{DType, device::Isa};
 use consort_parallel::{
     checkpoint::{Checkpoint, Encoding},
-    config::ModelConfig,
-    kv::KvGroups,
-    model::{self, LoadOptions, STEP_LIMIT},
+    model::{LoadOptions, STEP_LIMIT},
     partition::{Partition, PartitionError},
+    plan::{
+        self as planner, ModelShape, PlanError, PlanRequest, Policy, RankDevice, Shortfall, WeightFormat,
+    },
 };
 
-use super::{
-    cards::{CardMemory, Cards},
-    sizing::{self, KvDemand},
-};
+use super::{builder::open, cards::Cards, host, sizing};
 use crate::{
-    error::EngineError,
+    error::{DeviceError, EngineError},
     topology::{self, Computed, Rest, Topology, Violation},
 };
 
@@ -27,16 +25,22 @@ const RANKS_AND_WEIGHTS: [&str; 3] = ["parallel.tensor_parallel_size", "parallel
 /// The keys that decide whether a sequence fits into the cache, whatever the number of ranks.
 const CACHE_SIZES: [&str; 3] = ["model.dtype", MAX_MODEL_LEN, "cache"];
 const KV_BYTES: &str = "cache.kv_cache_memory_bytes";
-const UTILIZATION: &str = "cache.gpu_memory_utilization";
+const OFFLOADING_BYTES: &str = "cache.kv_offloading_bytes";
 const DTYPE: &str = "model.dtype";
+
+/// Most blocks of the host's pool: they have numbers of 32 bits, and the scheduler remembers the tokens of each.
+const HOST_BLOCKS_MAX: u64 = 1 << 26;
 
 /// Every number that the model and the machine decide together.
 pub(super) struct Plan {
     pub(super) partition: Partition,
     pub(super) dtype: DType,
     pub(super) max_model_len: usize,
+    /// Of each replica.
     pub(super) num_blocks: usize,
-    /// One block's bytes, over all ranks.
+    /// Blocks that the host keeps beside those.
+    pub(super) host_blocks: usize,
+    /// One block's bytes, over all ranks of a replica.
     pub(super) block_bytes: u64,
     pub(super) cores: usize,
     pub(super) threads_per_rank: usize,
@@ -79,11 +83,13 @@ impl Plan {
 /// A plan before it is known whether all of it can be.
 struct Draft {
     violations: Vec<Violation>,
-    partition: Option<Partition>,
+    /// Whether the number of ranks is known, and the model can be divided over them.
+    is_divided: bool,
     dtype: DType,
     max_model_len: usize,
-    num_blocks: usize,
-    block_bytes: Result<u64, KernelError>,
+    host_blocks: usize,
+    plan: Result<planner::Plan, PlanError>,
+    shortfall: Option<Shortfall>,
 }
 
 impl Draft {
@@ -98,58 +104,59 @@ impl Draft {
             |keys: &[&str]| doubtful.iter().any(|doubtful| keys.iter().any(|key| doubtful.starts_with(key)));
         let config = checkpoint.config();
         let max_model_len = max_model_len(topology, config.max_position_embeddings, &mut violations);
-        let partition = match is_in_doubt(&RANKS_AND_WEIGHTS) {
-            true => None,
-            false => partition(topology, checkpoint, &mut violations),
-        };
+        let is_divided =
+            !is_in_doubt(&RANKS_AND_WEIGHTS) && is_divisible(topology, checkpoint, &mut violations);
         let dtype = dtype(topology, checkpoint, &mut violations);
-        let block_size = topology.block_size();
-        let block_bytes = match &partition {
-            Some(partition) => block_bytes(partition, config, dtype, block_size),
+        let mut request = request(topology, checkpoint, dtype, max_model_len);
+        match (is_divided, cards) {
+            (true, Some(cards)) => request.devices = cards.devices(topology.tensor_parallel_size()),
+            (true, None) => {}
             // Without any number of ranks: more of them need no less memory than one.
-            None => Partition::new(config, 1, None)
-                .map_or(Ok(0), |whole| block_bytes(&whole, config, dtype, block_size)),
-        };
-        let on_cards = match (&partition, cards) {
-            (Some(partition), Some(cards)) => {
-                let options = load_options(topology, dtype, max_model_len, 0);
-                cards.memory(config, partition, &options, topology.gpu_memory_utilization())
+            (false, _) => {
+                request.devices = vec![RankDevice::Host { memory_bytes: None }];
+                request.shares = None;
             }
-            _ => Ok(None),
+        }
+        let plan = planner::Plan::new(&request);
+        let shortfall = plan.as_ref().ok().and_then(|plan| {
+            let shortfall = plan.shortfall()?;
+            let is_asked_for = matches!(shortfall, Shortfall::Given { is_asked_for: true, .. });
+            if is_asked_for && !is_in_doubt(&CACHE_SIZES) {
+                violations.push(cache_too_small(topology, plan));
+            }
+            // What is on cards that are not here is a guess, and no reason to refuse.
+            let is_guess = cards.is_none() && !topology.devices().iter().all(topology::DeviceSpec::is_cpu);
+            (!is_asked_for && !is_guess).then_some(shortfall)
+        });
+        let host_blocks = match &plan {
+            Ok(plan) if !is_in_doubt(&CACHE_SIZES) && topology.enable_prefix_caching() => {
+                host_blocks(topology, plan.page_bytes(), &mut violations)
+            }
+            _ => 0,
         };
-        let (on_cards, block_bytes) = match on_cards {
-            Ok(on_cards) => (on_cards, block_bytes),
-            Err(error) => (None, block_bytes.and(Err(error))),
-        };
-        let demand = KvDemand {
-            given_bytes: topology.kv_cache_memory_bytes(),
-            card_blocks: on_cards.map(|memory| memory.blocks),
-            block_bytes: *block_bytes.as_ref().unwrap_or(&0),
-            block_size,
-            groups: KvGroups::of(config).count(),
-            max_model_len,
-            max_num_seqs: topology.max_num_seqs(),
-        };
-        let num_blocks = match is_in_doubt(&CACHE_SIZES) {
-            true => 0,
-            false => num_blocks(topology, &demand, on_cards, &mut violations),
-        };
-        Draft { violations, partition, dtype, max_model_len, num_blocks, block_bytes }
+        Draft { violations, is_divided, dtype, max_model_len, host_blocks, plan, shortfall }
     }
 
     fn into_plan(self, topology: &Topology) -> Result<Plan, EngineError> {
-        let Draft { violations, dtype, max_model_len, num_blocks, .. } = self;
-        let (Some(partition), true) = (self.partition, violations.is_empty()) else {
+        let Draft { violations, is_divided, dtype, max_model_len, host_blocks, plan, shortfall } = self;
+        if !is_divided || !violations.is_empty() {
             return Err(topology::invalid(violations).into());
-        };
+        }
+        let plan = plan?;
+        if shortfall.is_some() {
+            return Err(EngineError::DoesNotFit { plan: Box::new(plan) });
+        }
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let ranks = topology.tensor_parallel_size();
+        // Those of all replicas.
+        let ranks = topology.devices().len();
         Ok(Plan {
-            partition,
+            // Where the cards are not here, a pool that makes the engine's promises.
+            num_blocks: plan.pool_pages().max(usize::try_from(plan.pages_needed()).unwrap_or(usize::MAX)),
+            block_bytes: plan.page_bytes(),
+            partition: plan.partition,
             dtype,
             max_model_len,
-            num_blocks,
-            block_bytes: self.block_bytes?,
+            host_blocks,
             cores,
             threads_per_rank: sizing::threads_per_rank(topology.threads_per_rank(), cores, ranks),
             isa: topology.cpu_isa().unwrap_or_else(Isa::detect),
@@ -157,15 +164,60 @@ impl Draft {
     }
 }
 
-/// Bytes of one block over all ranks.
-fn block_bytes(
-    partition: &Partition,
-    config: &ModelConfig,
-    dtype: DType,
-    block_size: usize,
-) -> Result<u64, KernelError> {
-    let of_share = |share| Ok(model::kv_layout(config, share, dtype, block_size)?.block_bytes());
-    partition.shares().iter().map(of_share).sum()
+/// What the planner is asked, on devices that nobody has looked at.
+fn request(topology: &Topology, checkpoint: &Checkpoint, dtype: DType, max_model_len: usize) -> PlanRequest {
+    let on_cpus = topology.devices().iter().all(topology::DeviceSpec::is_cpu);
+    // All replicas live in it.
+    let replicas = topology.data_parallel_size() as u64;
+    let memory_bytes =
+        if on_cpus { host::memory_bytes(Path::new("/")).map(|bytes| bytes / replicas.max(1)) } else { None };
+    let format = match dtype {
+        DType::F32 => WeightFormat::Float32,
+        DType::BF16 => WeightFormat::BFloat16,
+    };
+    let name = topology.served_model_name().to_owned();
+    PlanRequest {
+        model: ModelShape { name, ..ModelShape::from(checkpoint.config()) },
+        devices: vec![RankDevice::Host { memory_bytes }; topology.tensor_parallel_size()],
+        shares: shares(topology),
+        format,
+        kv_format: format.kv(),
+        limits: planner::Limits {
+            block_size: topology.block_size(),
+            max_model_len,
+            max_num_seqs: topology.max_num_seqs(),
+            max_num_batched_tokens: topology.max_num_batched_tokens(),
+            is_batch_invariant: topology.batch_invariant(),
+        },
+        utilization: Some(topology.gpu_memory_utilization()),
+        kv_bytes: topology.kv_cache_memory_bytes(),
+        formats: vec![WeightFormat::BFloat16],
+    }
+}
+
+/// What a topology asks of the planner, and the bytes of its checkpoint's tensors. With `look`, for the cards of this
+/// machine where it names any; else for devices that somebody is about to replace.
+pub(crate) fn plan_request(topology: &Topology, look: bool) -> Result<(PlanRequest, u64), EngineError> {
+    let checkpoint = open(topology)?;
+    let mut violations = Vec::new();
+    let config = checkpoint.config();
+    let max_model_len = max_model_len(topology, config.max_position_embeddings, &mut violations);
+    let dtype = dtype(topology, &checkpoint, &mut violations);
+    if !violations.is_empty() {
+        return Err(topology::invalid(violations).into());
+    }
+    let mut request = request(topology, &checkpoint, dtype, max_model_len);
+    let ranks = topology.tensor_parallel_size();
+    if look && let Some(cards) = Cards::look(topology.devices(), ranks).map_err(DeviceError)? {
+        request.devices = cards.devices(ranks);
+    }
+    request.formats = WeightFormat::ALL.to_vec();
+    Ok((request, checkpoint.stored_bytes()))
+}
+
+/// Relative shares of the ranks, where they are not to be equal.
+fn shares(topology: &Topology) -> Option<Vec<f32>> {
+    topology.weights().map(|weights| weights.iter().map(|weight| *weight as f32).collect())
 }
 
 /// The longest sequence: what was asked for, or what the model was trained for.
@@ -182,18 +234,9 @@ fn max_model_len(topology: &Topology, trained: usize, violations: &mut Vec<Viola
     }
 }
 
-fn partition(
-    topology: &Topology,
-    checkpoint: &Checkpoint,
-    violations: &mut Vec<Violation>,
-) -> Option<Partition> {
-    let weights: Option<Vec<f32>> =
-        topology.weights().map(|weights| weights.iter().map(|weight| *weight as f32).collect());
-    let error = match Partition::new(checkpoint.config(), topology.tensor_parallel_size(), weights.as_deref())
-    {
-        Ok(partition) => return Some(partition),
-        Err(error) => error,
-    };
+fn is_divisible(topology: &Topology, checkpoint: &Checkpoint, violations: &mut Vec<Violation>) -> bool {
+    let (config, ranks) = (checkpoint.config(), topology.tensor_parallel_size());
+    let Err(error) = Partition::new(config, ranks, shares(topology).as_deref()) else { return true };
     let (keys, problem, remedy) = match &error {
         PartitionError::TooManyRanks { ranks, query_heads } => (
             &RANKS[..],
@@ -208,44 +251,39 @@ fn partition(
         ),
     };
     violations.push(topology.violation(keys, problem, remedy, None));
-    None
+    false
 }
 
-fn num_blocks(
-    topology: &Topology,
-    demand: &KvDemand,
-    on_cards: Option<CardMemory>,
-    violations: &mut Vec<Violation>,
-) -> usize {
-    let small = match demand.num_blocks() {
-        Ok(num_blocks) => return num_blocks,
-        Err(small) => small,
-    };
-    if let (None, Some(card)) = (demand.given_bytes, on_cards) {
-        let CardMemory { rank, ordinal, memory_bytes, usable_bytes, model_bytes, blocks } = card;
-        let problem = format!(
-            "{usable_bytes} of the {memory_bytes} bytes of cuda:{ordinal} (rank {rank}) may be used, and weights and \
-             activations take {model_bytes}: {blocks} KV blocks are left, but one sequence of max_model_len = {} \
-             tokens needs {}",
-            demand.max_model_len, small.needed_blocks
-        );
-        let remedy = "use more cards, raise gpu_memory_utilization, or lower max_model_len or \
-                      max_num_batched_tokens"
-            .to_owned();
-        violations.push(topology.violation(&[UTILIZATION], problem, remedy, None));
-        return 0;
-    }
+/// The memory that was asked for holds not even one sequence of full length.
+fn cache_too_small(topology: &Topology, plan: &planner::Plan) -> Violation {
+    let max_model_len = plan.request.limits.max_model_len;
+    let (given, needed) = (plan.pages(), plan.pages_needed());
+    let needed_bytes = needed.saturating_mul(plan.page_bytes());
     let problem = format!(
-        "{} bytes hold {} KV blocks, but one sequence of max_model_len = {} tokens needs {} ({} bytes)",
-        small.given_bytes, small.given_blocks, demand.max_model_len, small.needed_blocks, small.needed_bytes
+        "{} bytes hold {given} KV blocks, but one sequence of max_model_len = {max_model_len} tokens needs {needed} \
+         ({needed_bytes} bytes)",
+        plan.request.kv_bytes.unwrap_or(0),
     );
-    let mut remedy = format!("give {} or more", small.needed_bytes);
-    if small.fitting_len > 0 {
-        remedy.push_str(&format!(", or lower max_model_len ({} tokens would fit)", small.fitting_len));
+    let mut remedy = format!("give {needed_bytes} or more");
+    let fitting_len = plan.cache.longest(given, max_model_len, Policy::WindowsFreed);
+    if fitting_len > 0 {
+        remedy.push_str(&format!(", or lower max_model_len ({fitting_len} tokens would fit)"));
     }
     let other = Some((MAX_MODEL_LEN, "sequences of this length are asked for here"));
-    violations.push(topology.violation(&[KV_BYTES], problem, remedy, other));
-    0
+    topology.violation(&[KV_BYTES], problem, remedy, other)
+}
+
+/// Blocks of the host's pool: as many as the memory given for it holds, and an error if that is none.
+fn host_blocks(topology: &Topology, block_bytes: u64, violations: &mut Vec<Violation>) -> usize {
+    // Bytes are unknown where another error is told.
+    let Some(bytes) = topology.kv_offloading_bytes().filter(|_| block_bytes > 0) else { return 0 };
+    let blocks = (bytes / block_bytes).min(HOST_BLOCKS_MAX);
+    if blocks == 0 {
+        let problem = format!("{bytes} bytes hold no KV block, which takes {block_bytes} over all ranks");
+        let remedy = "give more, or leave it out".to_owned();
+        violations.push(topology.violation(&[OFFLOADING_BYTES], problem, remedy, None));
+    }
+    blocks as usize
 }
 
 /// What a rank's model is loaded for.

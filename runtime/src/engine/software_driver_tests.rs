@@ -12,6 +12,7 @@ use super::{Engine, FinishReason, GenerateOptions, TextEvent};
 use crate::{
     EngineBuilder,
     error::{DeviceError, EngineError, RequestError},
+    plan::Shortfall,
     testing,
     topology::Environment,
 };
@@ -292,8 +293,11 @@ fn software_driver_cards_too_small_or_absent_are_refused_before_anything_is_load
     in_child(test, &[("CONSORT_SOFTWARE_DRIVER_MEMORY", "2000000")], || {
         block_on(async {
             let folder = checkpoint();
-            let small = tiny(&folder, "cuda:0").start().await.expect_err("too small").to_string();
-            assert!(small.contains("gpu_memory_utilization") && small.contains("cuda:0 (rank 0)"), "{small}");
+            let small = tiny(&folder, "cuda:0").start().await.expect_err("too small");
+            let text = small.to_string();
+            let EngineError::DoesNotFit { plan } = small else { panic!("{text}") };
+            assert!(matches!(plan.shortfall(), Some(Shortfall::Model { rank: 0, .. })), "{text}");
+            assert!(text.contains("rank 0 on cuda:0 lacks 2.0 MB: its weights take"), "{text}");
             match tiny(&folder, "cuda:1").start().await.expect_err("one card only") {
                 EngineError::Device(DeviceError(CudaError::NoDevice { wanted, reason })) => {
                     assert!(wanted == "cuda:1" && reason.contains("cuda:0"), "{wanted}: {reason}");
@@ -303,5 +307,59 @@ fn software_driver_cards_too_small_or_absent_are_refused_before_anything_is_load
             let float = tiny(&folder, "cuda:0").dtype("float32").start().await.expect_err("not on cards");
             assert!(float.to_string().contains("bfloat16"), "{float}");
         });
+    });
+}
+
+/// Asks for long prompts in turn, more than the cache holds, and then for all of them again, some at once; asserts that
+/// the answers are the same and that pages came back from the host.
+async fn again_from_the_host(engine: &Engine) {
+    let prompt = |at: usize| format!("{at} ") + &"a few words. ".repeat(8);
+    let mut first = Vec::new();
+    for at in 0..12 {
+        first.push(answer(engine, &prompt(at), greedy(6)).await);
+    }
+    let before = engine.status().ensemble;
+    assert!(before.host_saves > 12 && before.host_used_blocks > 12, "{before:?}");
+    for trio in [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]] {
+        let prompts = trio.map(prompt);
+        let answers = join_all(prompts.iter().map(|prompt| answer(engine, prompt, greedy(6)))).await;
+        trio.into_iter().zip(answers).for_each(|(at, tokens)| assert_eq!(tokens, first[at], "prompt {at}"));
+    }
+    let after = engine.status().ensemble;
+    assert!(after.host_loads > 12, "{after:?}");
+    let computed = after.computed_tokens - before.computed_tokens;
+    println!("{computed} tokens computed the second time, {} in all", after.computed_tokens);
+    assert!(after.host_hits > 200 && computed * 2 < before.computed_tokens, "{after:?}");
+}
+
+#[test]
+fn software_driver_pages_that_three_devices_gave_up_come_back_from_the_host() {
+    let test = "engine::software_driver_tests::\
+                software_driver_pages_that_three_devices_gave_up_come_back_from_the_host";
+    let report = in_child_reported(test, &[THREE], || {
+        block_on(async {
+            let folder = checkpoint();
+            for devices in ["cuda:0", "cuda:0,cuda:1,cuda:2"] {
+                let engine = tiny(&folder, devices).batch_invariant(true).kv_cache_memory_bytes(160_000);
+                let engine = engine.kv_offloading_bytes(1 << 20).start().await.expect("it starts");
+                again_from_the_host(&engine).await;
+                engine.shutdown(Duration::from_secs(5)).await;
+            }
+        });
+    });
+    let Some(report) = report else { return };
+    assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
+}
+
+#[test]
+fn pages_that_cpu_ranks_gave_up_come_back_from_the_host() {
+    block_on(async {
+        let folder = checkpoint();
+        for devices in ["cpu", "cpu,cpu,cpu"] {
+            let engine = tiny(&folder, devices).kv_cache_memory_bytes(160_000);
+            let engine = engine.kv_offloading_bytes(1 << 20).start().await.expect("it starts");
+            again_from_the_host(&engine).await;
+            engine.shutdown(Duration::from_secs(5)).await;
+        }
     });
 }

@@ -92,7 +92,9 @@ pub struct Usage {
     pub prompt_tokens: usize,
     /// Tokens generated, the ending one included.
     pub completion_tokens: usize,
-    /// Prompt tokens whose keys and values were found in the cache.
+    /// Tokens of the prompt whose keys and values were there already, in the cache or because another request was
+    /// computing them; known once the prompt is computed. Of several choices of a prompt, the first tells what the
+    /// request did not compute; the others share what the first has computed, and count that too.
     pub cached_tokens: usize,
 }
 
@@ -238,6 +240,11 @@ impl TextStream {
     /// The same, shared by all choices of the prompt.
     pub(crate) fn shared_prompt(&self) -> Arc<[u32]> {
         Arc::clone(&self.prompt)
+    }
+
+    /// Tokens so far, those included that wait to be read. It is final once the end was read.
+    pub fn usage(&self) -> Usage {
+        self.composer.usage
     }
 
     /// The request's name, given or made up.

@@ -36,8 +36,8 @@ impl Prepared {
             logprobs: valid.logprobs,
             // The same for all choices.
             prompt_logprobs: valid.prompt_logprobs.filter(|_| choice == 0),
-            priority: 0,
-            cache_salt: None,
+            priority: valid.priority,
+            cache_salt: valid.cache_salt,
         }
     }
 }
@@ -94,7 +94,12 @@ impl Engine {
     fn check(&self, options: &GenerateOptions, n: usize, prompts: usize) -> Result<Validated, RequestError> {
         let limits = &self.inner.limits;
         validate::choices(n, prompts, limits)?;
-        validate(options, limits)
+        let valid = validate(options, limits)?;
+        let cache_salt = match (self.salt, valid.cache_salt) {
+            (Some(of_handle), Some(own)) => Some(of_handle.and(own)),
+            (of_handle, own) => of_handle.or(own),
+        };
+        Ok(Validated { cache_salt, ..valid })
     }
 
     /// Tokenises, unless the text is so long that it cannot fit whatever its tokens are: encoding megabytes takes

@@ -1,3 +1,5 @@
+mod caching;
+
 use std::time::{Duration, Instant};
 
 use consort_actors::SubmitError;
@@ -327,6 +329,70 @@ async fn two_engines_live_side_by_side_and_end_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn replicas_say_what_one_says_and_are_counted_apart() {
+    let folder = checkpoint();
+    let builder = || tiny(&folder, 2).data_parallel_size(2).max_num_seqs(2);
+    let config = builder().environment(Environment::empty()).effective_config().expect("valid");
+    let written = config.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    let written: Vec<String> = written.collect();
+    for line in [
+        "tensor_parallel_size = 2 # --tensor-parallel-size",
+        "data_parallel_size = 2 # --data-parallel-size",
+        "# devices = [\"cpu\", \"cpu\", \"cpu\", \"cpu\"] # computed: one for each rank",
+    ] {
+        assert!(written.iter().any(|written| written == line), "{line} is not in\n{config}");
+    }
+    assert!(
+        config.contains("cores shared out over 4 ranks") && config.contains("over all ranks of a replica")
+    );
+
+    let (one, two) = (start(2).await, builder().start().await.expect("two replicas of the tiny model start"));
+    let status = two.status().ensemble;
+    assert_eq!((status.replicas.len(), status.ranks.len()), (2, 4));
+    assert_eq!(status.total_blocks, 2 * status.replicas[0].total_blocks, "each has a cache of its own");
+    let prompts = ["a", "bc", "def", "ghij", "klmno", "pqrstu", "vw", "xyz"];
+    let ask = |engine: &Engine| {
+        let ends = prompts.map(|prompt| engine.generate(prompt, greedy(30)).expect("admitted").collect());
+        join_all(ends)
+    };
+    let (alone, together) = (ask(&one).await, ask(&two).await);
+    for (alone, together) in alone.into_iter().zip(together) {
+        assert_eq!(alone.expect("ends").tokens, together.expect("ends").tokens);
+    }
+    let status = two.status().ensemble;
+    assert!(status.replicas.iter().all(|replica| replica.generated_tokens >= 30), "{:?}", status.replicas);
+    let metrics = two.render_metrics();
+    for (engine, replica) in status.replicas.iter().enumerate() {
+        let line = format!(
+            "vllm:generation_tokens_total{{model_name=\"tiny\",engine=\"{engine}\"}} {}",
+            replica.generated_tokens
+        );
+        assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
+    }
+    two.shutdown(Duration::from_secs(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_lost_a_replica_for_good_serves_with_the_other() {
+    let (folder, faults) = (checkpoint(), Faults::default());
+    let builder = tiny(&folder, 2).data_parallel_size(2).faults(&faults);
+    let engine = builder.start().await.expect("the tiny model starts");
+    faults.on_rebuild(Rebuild::Fail);
+    faults.panic_at_step(2);
+    let lost = engine.generate("abc", greedy(LONG)).expect("admitted").collect().await;
+    assert!(matches!(lost, Err(RequestError::Generation(_))), "{lost:?}");
+    let failed = || {
+        let is_failed = |state: &EnsembleState| matches!(state, EnsembleState::Failed { .. });
+        engine.status().ensemble.replicas.iter().filter(|replica| is_failed(&replica.state)).count()
+    };
+    until("a replica is given up", || failed() == 1).await;
+    assert_eq!((engine.watch().state(), engine.failure()), (EnsembleState::Ready, None));
+    let done = engine.generate("abc", greedy(20)).expect("admitted").collect().await.expect("ends");
+    assert_eq!(done.tokens.len(), 20);
+    engine.shutdown(Duration::from_secs(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn whoever_follows_an_engine_is_told_of_its_failure_and_of_its_end() {
     let (folder, faults) = (checkpoint(), Faults::default());
     let engine = tiny(&folder, 2).faults(&faults).start().await.expect("the tiny model starts");
@@ -437,6 +503,11 @@ async fn a_cache_too_small_and_a_context_too_long_are_refused_before_loading() {
     assert!(
         small.contains("--kv-cache-memory-bytes: cache.kv_cache_memory_bytes: 100 bytes hold 0"),
         "{small}"
+    );
+    let host = tiny(&folder, 1).kv_offloading_bytes(100).start().await.expect_err("too small").to_string();
+    assert!(
+        host.contains("--kv-offloading-bytes: cache.kv_offloading_bytes: 100 bytes hold no KV block"),
+        "{host}"
     );
     let long =
         tiny(&folder, 9).max_model_len(testing::CONTEXT + 1).start().await.expect_err("too long").to_string();

@@ -6,6 +6,7 @@
 #[cfg(test)]
 mod tests;
 
+use consort_actors::CacheSalt;
 use consort_kernels::sampling::{Adjustments, SamplingParams};
 use consort_parallel::config::GenerationDefaults;
 use serde_json::{Map, Value};
@@ -31,6 +32,8 @@ pub const STOP_TOKENS_MAX: usize = 256;
 pub const LOGIT_BIAS_MAX: usize = 1024;
 /// Most choices of one prompt, as OpenAI's.
 pub const CHOICES_MAX: usize = 128;
+/// Longest salt of a request in bytes: many times a secret's. Only its hash is kept.
+pub const CACHE_SALT_BYTES_MAX: usize = 1024;
 /// Least repetition penalty. Beyond these two a logit says nothing any more, and its arithmetic overflows at last.
 pub(super) const REPETITION_PENALTY_MIN: f32 = 0.01;
 /// Greatest repetition penalty.
@@ -69,6 +72,8 @@ pub(crate) struct Validated {
     pub(crate) skip_special_tokens: bool,
     pub(crate) logprobs: Option<u32>,
     pub(crate) prompt_logprobs: Option<u32>,
+    pub(crate) priority: i32,
+    pub(crate) cache_salt: Option<CacheSalt>,
 }
 
 /// Checks `options` and fills in the checkpoint's defaults.
@@ -110,6 +115,8 @@ pub(crate) fn validate(options: &GenerateOptions, limits: &Limits) -> Result<Val
         skip_special_tokens: options.skip_special_tokens,
         logprobs: options.logprobs,
         prompt_logprobs: options.prompt_logprobs,
+        priority: options.priority,
+        cache_salt: cache_salt(options.cache_salt.as_deref())?,
     })
 }
 
@@ -304,6 +311,16 @@ fn stop_tokens(options: &GenerateOptions, limits: &Limits) -> Result<Vec<u32>, R
     ids.sort_unstable();
     ids.dedup();
     Ok(ids)
+}
+
+/// An empty salt is refused: it would be one that everybody who forgets it shares.
+fn cache_salt(given: Option<&str>) -> Result<Option<CacheSalt>, RequestError> {
+    let Some(salt) = given else { return Ok(None) };
+    if (1..=CACHE_SALT_BYTES_MAX).contains(&salt.len()) {
+        return Ok(Some(CacheSalt::new(salt.as_bytes())));
+    }
+    let message = format!("must have 1 to {CACHE_SALT_BYTES_MAX} bytes, got {}", salt.len());
+    Err(invalid("cache_salt", message))
 }
 
 fn logprobs(field: &'static str, value: Option<u32>) -> Result<(), RequestError> {

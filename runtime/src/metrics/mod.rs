@@ -1,19 +1,24 @@
 //! Measurements of one engine under vLLM's metric names, so that existing dashboards work unchanged.
 //!
 //! Each engine owns its recorder: nothing is installed globally, and several engines of one process do not mix.
-//! Request histograms are recorded where a stream is read ([`RequestTimer`]); gauges and the scheduler's counters
-//! are copied from the ensemble's status when [`EngineMetrics::render`] is called.
+//! Request histograms are recorded where a stream is read ([`RequestTimer`]); gauges and the scheduler's counters are
+//! copied from the ensemble's status when [`EngineMetrics::render`] is called. Of these there is one for each replica,
+//! which the label `engine` numbers. A request may be moved from one replica to another before it starts, so what is
+//! measured where its stream is read stands under `engine="0"` for all replicas together.
 //!
 //! Of the metrics that a vLLM server exports by default, there are (all under `vllm:`):
 //!
-//! * gauges `num_requests_running`, `num_requests_waiting`, `kv_cache_usage_perc`, `cache_config_info` (its labels
-//!   `block_size` and `num_gpu_blocks` only);
-//! * counters `prompt_tokens`, `generation_tokens`, `num_preemptions`, `request_success`, and `prefix_cache_queries`
-//!   and `prefix_cache_hits`, which stay 0 as there is no prefix cache;
+//! * gauges `num_requests_running`, `num_requests_waiting`, `kv_cache_usage_perc` (cached blocks that nobody uses are
+//!   free in it), `cache_config_info` (its labels `block_size`, `num_gpu_blocks` and `enable_prefix_caching` only);
+//! * counters `prompt_tokens`, `generation_tokens`, `num_preemptions`, `request_success`, `prefix_cache_queries` and
+//!   `prefix_cache_hits` (in tokens of prompts);
 //! * histograms `time_to_first_token_seconds`, `inter_token_latency_seconds`, `request_time_per_output_token_seconds`,
 //!   `e2e_request_latency_seconds`, `request_decode_time_seconds`, `request_prompt_tokens`,
 //!   `request_generation_tokens`, `request_max_num_generation_tokens`, `request_params_max_tokens`,
 //!   `request_params_n`.
+//!
+//! Of our own there is `consort:kv_cache_blocks`: blocks that are `used`, that nobody uses but whose content is
+//! `cached`, and that are `free` without content, by the label `state`.
 //!
 //! Absent are those that need to know when a request was scheduled (`request_queue_time_seconds`,
 //! `request_prefill_time_seconds`, `request_inference_time_seconds`) or what a single step held
@@ -32,7 +37,7 @@ use std::{
     time::Instant,
 };
 
-use consort_actors::Status;
+use consort_actors::{CacheSpec, ReplicaStatus, Status};
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder};
 use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
@@ -71,15 +76,76 @@ pub(crate) enum Outcome {
     Error,
 }
 
-/// All instruments of one engine.
-pub(crate) struct EngineMetrics {
-    handle: PrometheusHandle,
+/// What the status of one replica is told by: vLLM calls it an engine.
+struct ReplicaInstruments {
     running: Gauge,
     waiting: Gauge,
     kv_usage: Gauge,
+    kv_used: Gauge,
+    kv_cached: Gauge,
+    kv_free: Gauge,
+    prefix_queries: Counter,
+    prefix_hits: Counter,
     prompt_tokens: Counter,
     generation_tokens: Counter,
     preemptions: Counter,
+}
+
+impl ReplicaInstruments {
+    fn new(set: &InstrumentSet<'_>, cache: &CacheSpec) -> Self {
+        let info = [
+            ("block_size", cache.block_size.to_string()),
+            ("num_gpu_blocks", cache.num_blocks.to_string()),
+            // Dashboards know Python's words.
+            ("enable_prefix_caching", if cache.prefix_caching { "True" } else { "False" }.to_owned()),
+        ];
+        let info: Vec<(&'static str, &str)> =
+            info.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        set.gauge("vllm:cache_config_info", "Shape of the KV cache.", &info).set(1.0);
+        let kv_blocks = |state| {
+            let help = "KV blocks in use, kept for later requests only, or without content.";
+            set.gauge("consort:kv_cache_blocks", help, &[("state", state)])
+        };
+        let counter = |name, help| set.counter(name, help, &[]);
+        Self {
+            running: set.gauge("vllm:num_requests_running", "Requests in execution batches.", &[]),
+            waiting: set.gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.", &[]),
+            kv_usage: set.gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", &[]),
+            kv_used: kv_blocks("used"),
+            kv_cached: kv_blocks("cached"),
+            kv_free: kv_blocks("free"),
+            prompt_tokens: counter("vllm:prompt_tokens_total", "Prompt tokens processed."),
+            generation_tokens: counter("vllm:generation_tokens_total", "Tokens generated."),
+            preemptions: counter("vllm:num_preemptions_total", "Sequences preempted."),
+            prefix_queries: counter(
+                "vllm:prefix_cache_queries_total",
+                "Prompt tokens looked up in the prefix cache.",
+            ),
+            prefix_hits: counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
+        }
+    }
+
+    fn set(&self, status: &ReplicaStatus) {
+        self.running.set(status.running as f64);
+        self.waiting.set(status.waiting as f64);
+        self.kv_usage.set(status.used_blocks as f64 / status.total_blocks.max(1) as f64);
+        self.kv_used.set(status.used_blocks as f64);
+        self.kv_cached.set(status.cached_blocks as f64);
+        let kept = status.used_blocks + status.cached_blocks;
+        self.kv_free.set(status.total_blocks.saturating_sub(kept) as f64);
+        self.prompt_tokens.absolute(status.prompt_tokens);
+        self.generation_tokens.absolute(status.generated_tokens);
+        self.preemptions.absolute(status.preemptions);
+        self.prefix_queries.absolute(status.prefix_cache_queries);
+        self.prefix_hits.absolute(status.prefix_cache_hits);
+    }
+}
+
+/// All instruments of one engine.
+pub(crate) struct EngineMetrics {
+    handle: PrometheusHandle,
+    /// By replica.
+    replicas: Vec<ReplicaInstruments>,
     success: [Counter; 4],
     ttft: Histogram,
     itl: Histogram,
@@ -96,9 +162,12 @@ pub(crate) struct EngineMetrics {
 
 impl EngineMetrics {
     /// Builds the recorder. The first one of a process calibrates a clock for some milliseconds.
-    pub(crate) fn new(model_name: &str, block_size: usize, num_blocks: usize) -> Result<Self, BuildError> {
+    pub(crate) fn new(model_name: &str, replicas: usize, cache: &CacheSpec) -> Result<Self, BuildError> {
         let recorder = builder()?.build_recorder();
-        let set = InstrumentSet { recorder: &recorder, model_name };
+        let set = |engine| InstrumentSet { recorder: &recorder, model_name, engine };
+        let replicas = (0..replicas).map(|engine| ReplicaInstruments::new(&set(engine), cache));
+        let replicas = replicas.collect();
+        let set = set(0);
         let success = ["stop", "length", "abort", "error"].map(|reason| {
             set.counter(
                 "vllm:request_success_total",
@@ -106,26 +175,8 @@ impl EngineMetrics {
                 &[("finished_reason", reason)],
             )
         });
-        let info = [("block_size", block_size.to_string()), ("num_gpu_blocks", num_blocks.to_string())];
-        let info: Vec<(&'static str, &str)> =
-            info.iter().map(|(key, value)| (*key, value.as_str())).collect();
-        for (name, help) in [
-            (
-                "vllm:prefix_cache_queries_total",
-                "Prompt tokens looked up in the prefix cache (there is none).",
-            ),
-            ("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache (there is none)."),
-        ] {
-            set.counter(name, help, &[]).absolute(0);
-        }
-        set.gauge("vllm:cache_config_info", "Shape of the KV cache.", &info).set(1.0);
         Ok(Self {
-            running: set.gauge("vllm:num_requests_running", "Requests in execution batches.", &[]),
-            waiting: set.gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.", &[]),
-            kv_usage: set.gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", &[]),
-            prompt_tokens: set.counter("vllm:prompt_tokens_total", "Prompt tokens processed.", &[]),
-            generation_tokens: set.counter("vllm:generation_tokens_total", "Tokens generated.", &[]),
-            preemptions: set.counter("vllm:num_preemptions_total", "Sequences preempted.", &[]),
+            replicas,
             success,
             ttft: set.histogram("vllm:time_to_first_token_seconds", "Admission to first token."),
             itl: set.histogram("vllm:inter_token_latency_seconds", "Time between two tokens of a request."),
@@ -152,12 +203,7 @@ impl EngineMetrics {
 
     /// The Prometheus text of everything, with gauges and scheduler counters as `status` has them.
     pub(crate) fn render(&self, status: &Status) -> String {
-        self.running.set(status.running as f64);
-        self.waiting.set(status.waiting as f64);
-        self.kv_usage.set(status.used_blocks as f64 / status.total_blocks.max(1) as f64);
-        self.prompt_tokens.absolute(status.prompt_tokens);
-        self.generation_tokens.absolute(status.generated_tokens);
-        self.preemptions.absolute(status.preemptions);
+        self.replicas.iter().zip(&status.replicas).for_each(|(of, replica)| of.set(replica));
         self.handle.render()
     }
 
@@ -187,13 +233,16 @@ fn builder() -> Result<PrometheusBuilder, BuildError> {
 struct InstrumentSet<'a> {
     recorder: &'a PrometheusRecorder,
     model_name: &'a str,
+    /// Number of the replica.
+    engine: usize,
 }
 
 impl InstrumentSet<'_> {
     const METADATA: Metadata<'static> = Metadata::new("consort", Level::INFO, None);
 
     fn key(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Key {
-        let mut all = vec![Label::new("model_name", self.model_name.to_owned()), Label::new("engine", "0")];
+        let engine = Label::new("engine", self.engine.to_string());
+        let mut all = vec![Label::new("model_name", self.model_name.to_owned()), engine];
         all.extend(labels.iter().map(|(key, value)| Label::new(*key, (*value).to_owned())));
         Key::from_parts(name, all)
     }

@@ -11,7 +11,7 @@ use consort_actors::plan::TokenLogprobs;
 use futures_util::future::try_join_all;
 
 use super::{
-    AppState, RequestId,
+    AppState, Caller, RequestId,
     body::{self, Work},
     error::ApiError,
     sse::{self, ChunkWriter, Part},
@@ -28,9 +28,10 @@ use crate::{
 pub(super) async fn handle(
     State(state): State<Arc<AppState>>,
     id: RequestId,
+    caller: Caller,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let engine = state.engine()?;
+    let engine = state.engine_of(caller)?;
     let bytes = body::read(request, state.settings.body_limit_bytes).await?;
     let (submitting, request_id) = (engine.clone(), id.0.clone());
     let (common, streams) = body::prepare(&state, bytes, Work::Template, move |bytes| {
@@ -150,6 +151,7 @@ impl ChunkWriter for ChatWriter {
         }
         let delta = part.delta.unwrap_or_default();
         self.usages[index].completion_tokens += delta.tokens.len();
+        self.usages[index].cached_tokens = part.cached_tokens;
         let (finish_reason, stop_reason) = match part.finish {
             Some(finish) => {
                 self.usages[index] = finish.usage;

@@ -14,7 +14,7 @@ use consort_actors::plan::TokenLogprobs;
 use futures_util::future::try_join_all;
 
 use super::{
-    AppState, RequestId,
+    AppState, Caller, RequestId,
     body::{self, Work},
     error::ApiError,
     sse::{self, ChunkWriter, Part},
@@ -32,9 +32,10 @@ use crate::{
 pub(super) async fn handle(
     State(state): State<Arc<AppState>>,
     id: RequestId,
+    caller: Caller,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let engine = state.engine()?;
+    let engine = state.engine_of(caller)?;
     let bytes = body::read(request, state.settings.body_limit_bytes).await?;
     let (submitting, request_id) = (engine.clone(), id.0.clone());
     let (common, prompts, streams) = body::prepare(&state, bytes, Work::Light, move |bytes| {
@@ -106,8 +107,12 @@ async fn whole(mut writer: CompletionWriter, streams: Vec<TextStream>) -> Result
             tokens: completion.tokens,
             logprobs: completion.logprobs,
         };
-        let part =
-            Part { prompt: completion.prompt_logprobs, delta: Some(delta), finish: Some(completion.finish) };
+        let part = Part {
+            prompt: completion.prompt_logprobs,
+            delta: Some(delta),
+            cached_tokens: completion.finish.usage.cached_tokens,
+            finish: Some(completion.finish),
+        };
         choices.extend(writer.choice(index, part));
     }
     let answer = CompletionAnswer {
@@ -169,6 +174,7 @@ impl CompletionWriter {
         let first = !std::mem::replace(&mut choice.started, true);
         let delta = part.delta.unwrap_or_default();
         choice.usage.completion_tokens += delta.tokens.len();
+        choice.usage.cached_tokens = part.cached_tokens;
         let echo = prompt.echo.as_ref().filter(|_| first);
         let echoed = echo.is_some();
         let mut text = echo.cloned().unwrap_or_default();

@@ -8,7 +8,7 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use consort_actors::EnsembleState;
+use consort_actors::{EnsembleState, RankStatus, ReplicaStatus};
 use serde::Serialize;
 
 use super::{AppState, error::ApiError};
@@ -78,13 +78,58 @@ struct EngineHealth {
     waiting: usize,
     open_requests: usize,
     oldest_request_seconds: Option<f64>,
+    preemptions: u64,
+    kv_blocks_used: usize,
+    /// Of those that nobody uses, the ones whose content is kept.
+    kv_blocks_cached: usize,
+    kv_blocks_total: usize,
+    prefix_cache_queries: u64,
+    prefix_cache_hits: u64,
+    ranks: Vec<RankHealth>,
+    replicas: Vec<ReplicaHealth>,
+}
+
+/// One replica; its ranks are those of the same number in `ranks`.
+#[derive(Serialize)]
+struct ReplicaHealth {
+    replica: u16,
+    status: &'static str,
+    reason: Option<String>,
+    epoch: u64,
+    steps: u64,
+    running: usize,
+    waiting: usize,
     kv_blocks_used: usize,
     kv_blocks_total: usize,
-    ranks: Vec<RankHealth>,
+}
+
+impl From<&ReplicaStatus> for ReplicaHealth {
+    fn from(status: &ReplicaStatus) -> Self {
+        Self {
+            replica: status.replica.0,
+            status: state_word(Some(&status.state)),
+            reason: reason(&status.state),
+            epoch: status.epoch,
+            steps: status.steps,
+            running: status.running,
+            waiting: status.waiting,
+            kv_blocks_used: status.used_blocks,
+            kv_blocks_total: status.total_blocks,
+        }
+    }
+}
+
+/// Why it does not serve.
+fn reason(state: &EnsembleState) -> Option<String> {
+    match state {
+        EnsembleState::Restarting { reason, .. } | EnsembleState::Failed { reason } => Some(reason.clone()),
+        _ => None,
+    }
 }
 
 #[derive(Serialize)]
 struct RankHealth {
+    replica: u16,
     rank: u16,
     query_heads: [usize; 2],
     kv_heads: [usize; 2],
@@ -98,25 +143,14 @@ struct RankHealth {
 impl From<&EngineStatus> for EngineHealth {
     fn from(status: &EngineStatus) -> Self {
         let ensemble = &status.ensemble;
-        let reason = match &ensemble.state {
-            EnsembleState::Restarting { reason, .. } | EnsembleState::Failed { reason } => {
-                Some(reason.to_string())
-            }
-            _ => None,
+        let of_replica = |replica: &ReplicaStatus| {
+            let number = replica.replica.0;
+            replica.ranks.iter().map(move |rank| RankHealth::new(number, rank)).collect::<Vec<_>>()
         };
-        let ranks = ensemble.ranks.iter().map(|rank| RankHealth {
-            rank: rank.rank.0,
-            query_heads: [rank.query_heads.start, rank.query_heads.end],
-            kv_heads: [rank.kv_heads.start, rank.kv_heads.end],
-            weight_bytes: rank.weight_bytes,
-            kv_bytes: rank.kv_bytes,
-            kv_blocks: rank.kv_blocks,
-            restarts: rank.restarts,
-            state: format!("{:?}", rank.state).to_lowercase(),
-        });
+        let ranks = ensemble.replicas.iter().flat_map(of_replica);
         Self {
             model: status.model_name.clone(),
-            reason,
+            reason: reason(&ensemble.state),
             epoch: ensemble.epoch,
             steps: ensemble.steps,
             running: ensemble.running,
@@ -127,9 +161,30 @@ impl From<&EngineStatus> for EngineHealth {
                 .iter()
                 .map(|request| request.age.as_secs_f64())
                 .reduce(f64::max),
+            preemptions: ensemble.preemptions,
             kv_blocks_used: ensemble.used_blocks,
+            kv_blocks_cached: ensemble.cached_blocks,
             kv_blocks_total: ensemble.total_blocks,
+            prefix_cache_queries: ensemble.prefix_cache_queries,
+            prefix_cache_hits: ensemble.prefix_cache_hits,
             ranks: ranks.collect(),
+            replicas: ensemble.replicas.iter().map(ReplicaHealth::from).collect(),
+        }
+    }
+}
+
+impl RankHealth {
+    fn new(replica: u16, rank: &RankStatus) -> Self {
+        Self {
+            replica,
+            rank: rank.rank.0,
+            query_heads: [rank.query_heads.start, rank.query_heads.end],
+            kv_heads: [rank.kv_heads.start, rank.kv_heads.end],
+            weight_bytes: rank.weight_bytes,
+            kv_bytes: rank.kv_bytes,
+            kv_blocks: rank.kv_blocks,
+            restarts: rank.restarts,
+            state: format!("{:?}", rank.state).to_lowercase(),
         }
     }
 }

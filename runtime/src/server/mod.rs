@@ -63,8 +63,10 @@ static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub struct ServerSettings {
     /// Where to listen, `host:port`.
     pub listen: String,
-    /// Key that `/v1/*` asks for; absent: none.
-    pub api_key: Option<String>,
+    /// Keys of which `/v1/*` asks for one; none: no key is asked for.
+    pub api_keys: Vec<String>,
+    /// Whether requests with different keys share no cached prefixes, where there are several.
+    pub salt_per_api_key: bool,
     /// Largest request body.
     pub body_limit_bytes: usize,
     /// Most open connections. A few further ones are served probes and metrics, and told 503 on everything else.
@@ -77,7 +79,8 @@ impl Default for ServerSettings {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:8000".into(),
-            api_key: None,
+            api_keys: Vec::new(),
+            salt_per_api_key: true,
             body_limit_bytes: BODY_LIMIT_BYTES_DEFAULT,
             connections_max: CONNECTIONS_MAX_DEFAULT,
             shutdown_grace: Duration::from_secs(30),
@@ -90,7 +93,8 @@ impl ServerSettings {
     pub fn from_topology(topology: &Topology) -> Self {
         Self {
             listen: topology.listen().to_string(),
-            api_key: topology.api_key().map(|key| key.reveal().to_owned()),
+            api_keys: topology.api_keys().iter().map(|key| key.reveal().to_owned()).collect(),
+            salt_per_api_key: topology.salt_per_api_key(),
             body_limit_bytes: topology.max_body_bytes(),
             ..Self::default()
         }
@@ -99,10 +103,10 @@ impl ServerSettings {
 
 impl std::fmt::Debug for ServerSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The key stays out of logs.
+        // The keys stay out of logs.
         f.debug_struct("ServerSettings")
             .field("listen", &self.listen)
-            .field("api_key", &self.api_key.as_ref().map(|_| "set"))
+            .field("api_keys", &self.api_keys.len())
             .finish_non_exhaustive()
     }
 }
@@ -168,6 +172,15 @@ struct AppState {
 impl AppState {
     fn attached(&self) -> Option<&Engine> {
         self.engine.get()
+    }
+
+    /// The engine for a caller's requests: with a salt of its key's, if there are others.
+    fn engine_of(&self, caller: Caller) -> Result<Engine, ApiError> {
+        let engine = self.engine()?;
+        let keys = &self.settings.api_keys;
+        let is_salted = self.settings.salt_per_api_key && keys.len() > 1;
+        let key = caller.key.filter(|_| is_salted).and_then(|at| keys.get(at));
+        Ok(key.map_or_else(|| engine.clone(), |key| engine.with_cache_salt(key.as_bytes())))
     }
 
     /// The engine, for requests that want to run on it.
@@ -319,6 +332,22 @@ impl<S: Send + Sync> FromRequestParts<S> for RequestId {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         // Put there by `name_request`, which wraps every route.
         parts.extensions.get().cloned().ok_or_else(|| ApiError::internal("the request has no name"))
+    }
+}
+
+/// Who asks, as far as keys tell.
+#[derive(Clone, Copy, Debug, Default)]
+struct Caller {
+    /// Which of the server's keys came with the request.
+    key: Option<usize>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        // Put there by `auth::check`, which wraps every route that generates.
+        parts.extensions.get().copied().ok_or_else(|| ApiError::internal("the request was not let in"))
     }
 }
 

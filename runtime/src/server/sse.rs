@@ -33,6 +33,8 @@ pub(super) struct Part {
     pub(super) prompt: Vec<TokenLogprobs>,
     pub(super) delta: Option<TextDelta>,
     pub(super) finish: Option<Finish>,
+    /// Tokens of the prompt that were cached; final from the first text on.
+    pub(super) cached_tokens: usize,
 }
 
 /// Makes JSON payloads out of parts. Pure.
@@ -56,12 +58,13 @@ impl Stream for Parts {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let Some(event) = ready!(self.stream.poll_next_unpin(cx)) else { return Poll::Ready(None) };
+        let empty = Part { cached_tokens: self.stream.usage().cached_tokens, ..Part::default() };
         let part = event.map(|event| match event {
-            TextEvent::Prompt(prompt) => Part { prompt, ..Part::default() },
+            TextEvent::Prompt(prompt) => Part { prompt, ..empty },
             TextEvent::Delta(delta) => {
-                Part { delta: Some(delta), finish: self.stream.take_finish(), ..Part::default() }
+                Part { delta: Some(delta), finish: self.stream.take_finish(), ..empty }
             }
-            TextEvent::Finished(finish) => Part { finish: Some(finish), ..Part::default() },
+            TextEvent::Finished(finish) => Part { finish: Some(finish), ..empty },
         });
         Poll::Ready(Some((self.index, part)))
     }

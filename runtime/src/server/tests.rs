@@ -1,3 +1,4 @@
+mod caching;
 mod choices;
 mod templates;
 
@@ -228,7 +229,12 @@ async fn a_streamed_chat_opens_with_the_role_and_says_what_the_whole_one_says() 
     assert!(events[..8].iter().all(|event| event["choices"][0]["finish_reason"].is_null()));
     assert!(events[..9].iter().all(|event| event.get("usage").is_none()));
     assert_eq!(events[9]["choices"], json!([]));
-    assert_eq!(events[9]["usage"], whole["usage"]);
+    // The whole one left its first block of 16 tokens in the cache.
+    let mut usage = whole["usage"].clone();
+    assert_eq!(usage["prompt_tokens"], 21);
+    assert_eq!(usage["prompt_tokens_details"].take(), json!({"cached_tokens": 0}));
+    usage["prompt_tokens_details"] = json!({"cached_tokens": 16});
+    assert_eq!(events[9]["usage"], usage);
     server.end().await;
 }
 
@@ -386,7 +392,8 @@ async fn mistakes_are_answered_with_their_status_type_and_field() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_api_asks_for_the_key() {
-    let server = start(ServerSettings { api_key: Some("secret".into()), ..ServerSettings::default() }).await;
+    let api_keys = vec!["other".into(), "secret".into()];
+    let server = start(ServerSettings { api_keys, ..ServerSettings::default() }).await;
     let models = async |key: Option<&str>| {
         let mut request = Request::get("/v1/models");
         if let Some(key) = key {
@@ -403,6 +410,7 @@ async fn only_the_api_asks_for_the_key() {
     }
     assert_eq!(models(Some("Bearer secret")).await.status, 200);
     assert_eq!(models(Some("bearer secret")).await.status, 200);
+    assert_eq!(models(Some("Bearer other")).await.status, 200);
     for open in ["/livez", "/readyz", "/health", "/metrics"] {
         assert_eq!(server.get(open).await.status, 200, "{open}");
     }
@@ -418,6 +426,13 @@ async fn the_model_is_listed_and_the_state_told() {
     let health = server.get("/health").await.json();
     assert_eq!(health["status"], "ready");
     assert_eq!(health["ranks"].as_array().map(Vec::len), Some(2));
+    assert_eq!((&health["ranks"][1]["replica"], &health["ranks"][1]["rank"]), (&json!(0), &json!(1)));
+    assert_eq!(health["replicas"].as_array().map(Vec::len), Some(1));
+    let replica = &health["replicas"][0];
+    assert_eq!(
+        (&replica["status"], &replica["reason"], &replica["epoch"]),
+        (&json!("ready"), &json!(null), &json!(0))
+    );
     server.complete(json!({"prompt": "abc", "max_tokens": 2})).await;
     let metrics = server.get("/metrics").await;
     let text = String::from_utf8(metrics.body.to_vec()).expect("UTF-8");
@@ -696,6 +711,13 @@ fn keys_are_compared_whole() {
     assert!(!auth::same(b"ab", b"abc"));
     assert!(!auth::same(b"abcd", b"abc"));
     assert!(!auth::same(b"", b"abc"));
+    let keys = ["abc", "abd", "b"].map(str::to_owned);
+    for (at, key) in keys.iter().enumerate() {
+        assert_eq!(auth::find(key.as_bytes(), &keys), Some(at));
+    }
+    assert!(
+        [b"".as_slice(), b"a", b"abcd", b"abc,abd"].iter().all(|given| auth::find(given, &keys).is_none())
+    );
     assert_eq!(auth::bearer(b"BEARER x"), Some(b"x".as_slice()));
     assert_eq!(auth::bearer(b"Basic x"), None);
     assert_eq!(auth::bearer(b"Bear"), None);

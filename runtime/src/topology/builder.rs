@@ -57,14 +57,21 @@ impl TopologyBuilder {
         self
     }
 
-    /// Ranks to split the model over.
+    /// Ranks to split the model over, in each replica.
     #[must_use]
     pub fn tensor_parallel_size(mut self, ranks: usize) -> Self {
         self.raw.parallel.tensor_parallel_size = count("tensor_parallel_size", ranks);
         self
     }
 
-    /// Device of each rank, as a topology file names them.
+    /// Replicas of the model.
+    #[must_use]
+    pub fn data_parallel_size(mut self, replicas: usize) -> Self {
+        self.raw.parallel.data_parallel_size = count("data_parallel_size", replicas);
+        self
+    }
+
+    /// Device of each rank, replica by replica, as a topology file names them.
     #[must_use]
     pub fn devices<S: Into<String>>(mut self, devices: impl IntoIterator<Item = S>) -> Self {
         let devices = devices.into_iter().filter_map(|device| by("devices", device.into())).collect();
@@ -108,10 +115,31 @@ impl TopologyBuilder {
         self
     }
 
-    /// Memory for keys and values, over all ranks.
+    /// Memory for keys and values, over all ranks of a replica.
     #[must_use]
     pub fn kv_cache_memory_bytes(mut self, amount: u64) -> Self {
         self.raw.cache.kv_cache_memory_bytes = bytes("kv_cache_memory_bytes", amount);
+        self
+    }
+
+    /// Whether the keys and values of what was computed are kept for requests that begin alike.
+    #[must_use]
+    pub fn enable_prefix_caching(mut self, is_enabled: bool) -> Self {
+        self.raw.cache.enable_prefix_caching = by("enable_prefix_caching", is_enabled);
+        self
+    }
+
+    /// Whether requests with different API keys share no prefixes, where several keys exist.
+    #[must_use]
+    pub fn salt_per_api_key(mut self, is_salted: bool) -> Self {
+        self.raw.cache.salt_per_api_key = by("salt_per_api_key", is_salted);
+        self
+    }
+
+    /// Memory of the host, over all ranks, for blocks that lose their place in the cache.
+    #[must_use]
+    pub fn kv_offloading_bytes(mut self, amount: u64) -> Self {
+        self.raw.cache.kv_offloading_bytes = bytes("kv_offloading_bytes", amount);
         self
     }
 
@@ -136,6 +164,14 @@ impl TopologyBuilder {
         self
     }
 
+    /// How much earlier a request must have come, in milliseconds, to go before one whose priority is better by one.
+    #[must_use]
+    pub fn priority_aging_ms(mut self, milliseconds: u64) -> Self {
+        self.raw.scheduler.priority_aging_ms =
+            by("priority_aging_ms", i64::try_from(milliseconds).unwrap_or(i64::MAX));
+        self
+    }
+
     /// Where the server listens: `HOST:PORT`.
     #[must_use]
     pub fn listen(mut self, address: impl Into<String>) -> Self {
@@ -143,7 +179,7 @@ impl TopologyBuilder {
         self
     }
 
-    /// Environment variable that holds the API key.
+    /// Environment variable that holds the API key, or several with commas between.
     #[must_use]
     pub fn api_key_env(mut self, name: impl Into<String>) -> Self {
         self.raw.server.api_key_env = by("api_key_env", name.into());

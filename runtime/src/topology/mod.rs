@@ -11,10 +11,12 @@
 //! dtype = "bfloat16"
 //! [parallel]
 //! tensor_parallel_size = 3
+//! data_parallel_size = 1                            # replicas, each with all ranks
 //! [[node]]
 //! devices = ["cpu", "cpu", "cpu"]                   # or "cuda:0", ..., or "cuda:GPU-UUID"
 //! [cache]
-//! kv_cache_memory_bytes = "512MiB"                  # over all ranks
+//! kv_cache_memory_bytes = "512MiB"                  # over all ranks of a replica
+//! kv_offloading_bytes = "2GiB"                      # host memory for evicted blocks, of a replica; none by default
 //! [server]
 //! listen = "127.0.0.1:8000"
 //! ```
@@ -141,19 +143,24 @@ pub struct Topology {
     max_model_len: Option<usize>,
     served_model_name: String,
     devices: Vec<DeviceSpec>,
+    replicas: usize,
     weights: Option<Vec<f64>>,
     threads_per_rank: Option<usize>,
     cpu_isa: Option<Isa>,
     batch_invariant: Option<bool>,
     block_size: usize,
     kv_cache_memory_bytes: Option<u64>,
+    kv_offloading_bytes: Option<u64>,
     gpu_memory_utilization: f64,
+    enable_prefix_caching: bool,
+    salt_per_api_key: bool,
     max_num_seqs: usize,
     max_num_batched_tokens: usize,
     max_waiting_requests: usize,
+    priority_aging_ms: u64,
     listen: ListenAddress,
     api_key_env: Option<String>,
-    api_key: Option<ApiKey>,
+    api_keys: Vec<ApiKey>,
     max_body_bytes: usize,
     origins: Origins,
 }
@@ -270,17 +277,28 @@ impl Topology {
         &self.served_model_name
     }
 
-    /// Ranks that the model is split over: one per device.
+    /// Ranks that each replica of the model is split over.
     pub fn tensor_parallel_size(&self) -> usize {
-        self.devices.len()
+        self.devices.len() / self.replicas
     }
 
-    /// Device of each rank, in rank order.
+    /// Replicas of the model: requests go to the one that holds their prefix, unless another has less to do.
+    pub fn data_parallel_size(&self) -> usize {
+        self.replicas
+    }
+
+    /// Device of each rank, in rank order, replica by replica: rank r of replica k is on device
+    /// `k * tensor_parallel_size + r`.
     pub fn devices(&self) -> &[DeviceSpec] {
         &self.devices
     }
 
-    /// Relative share of each rank, where shares are not to be equal; as many as ranks.
+    /// Devices of each replica, in rank order.
+    pub fn replica_devices(&self) -> impl Iterator<Item = &[DeviceSpec]> {
+        self.devices.chunks_exact(self.tensor_parallel_size())
+    }
+
+    /// Relative share of each rank of a replica, where shares are not to be equal; as many as ranks.
     pub fn weights(&self) -> Option<&[f64]> {
         self.weights.as_deref()
     }
@@ -311,14 +329,29 @@ impl Topology {
         self.block_size
     }
 
-    /// Memory for keys and values over all ranks; the engine chooses where absent.
+    /// Memory for keys and values over all ranks of a replica; the engine chooses where absent.
     pub fn kv_cache_memory_bytes(&self) -> Option<u64> {
         self.kv_cache_memory_bytes
+    }
+
+    /// Memory of the host, over all ranks, for blocks that lose their place in the cache; none where absent.
+    pub fn kv_offloading_bytes(&self) -> Option<u64> {
+        self.kv_offloading_bytes
     }
 
     /// Part of a GPU's memory that may be used. Without effect on CPUs.
     pub fn gpu_memory_utilization(&self) -> f64 {
         self.gpu_memory_utilization
+    }
+
+    /// Whether the keys and values of what was computed are kept for requests that begin alike.
+    pub fn enable_prefix_caching(&self) -> bool {
+        self.enable_prefix_caching
+    }
+
+    /// Whether requests with different API keys share no prefixes, where several keys exist.
+    pub fn salt_per_api_key(&self) -> bool {
+        self.salt_per_api_key
     }
 
     /// Sequences that run at a time, at most.
@@ -336,19 +369,25 @@ impl Topology {
         self.max_waiting_requests
     }
 
+    /// How much earlier a request must have come, in milliseconds, to go before one whose priority is better by one.
+    /// With 0 the order is that of arrival.
+    pub fn priority_aging_ms(&self) -> u64 {
+        self.priority_aging_ms
+    }
+
     /// Where the server listens.
     pub fn listen(&self) -> &ListenAddress {
         &self.listen
     }
 
-    /// Name of the environment variable that holds the API key.
+    /// Name of the environment variable that holds the API keys.
     pub fn api_key_env(&self) -> Option<&str> {
         self.api_key_env.as_deref()
     }
 
-    /// Key that requests to `/v1/*` must bring, where one is configured.
-    pub fn api_key(&self) -> Option<&ApiKey> {
-        self.api_key.as_ref()
+    /// Keys of which requests to `/v1/*` must bring one, each once; none where no key is asked for.
+    pub fn api_keys(&self) -> &[ApiKey] {
+        &self.api_keys
     }
 
     /// Largest request body in bytes.
@@ -356,7 +395,7 @@ impl Topology {
         self.max_body_bytes
     }
 
-    /// The settled values as a topology file; the API key is named, never written.
+    /// The settled values as a topology file; API keys are never written, only the name of their variable.
     pub fn to_toml(&self) -> String {
         write::plain(self)
     }

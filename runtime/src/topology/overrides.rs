@@ -32,6 +32,8 @@ pub struct Overrides {
     /// Replaces `parallel.tensor_parallel_size`, and all `[[node]]` of lower layers that list another number of CPU
     /// devices. Where they list GPUs it is refused: which of them, `devices` must say.
     pub tensor_parallel_size: Option<usize>,
+    /// Replaces `parallel.data_parallel_size`. Where devices are listed, they must do for that many replicas.
+    pub data_parallel_size: Option<usize>,
     /// Replaces `parallel.weights`: numbers with commas between.
     pub weights: Option<String>,
     /// Replaces `parallel.threads_per_rank`.
@@ -47,14 +49,22 @@ pub struct Overrides {
     pub block_size: Option<usize>,
     /// Replaces `cache.kv_cache_memory_bytes`: bytes, or an amount with a unit.
     pub kv_cache_memory_bytes: Option<String>,
+    /// Replaces `cache.kv_offloading_bytes`: bytes, or an amount with a unit.
+    pub kv_offloading_bytes: Option<String>,
     /// Replaces `cache.gpu_memory_utilization`.
     pub gpu_memory_utilization: Option<f64>,
+    /// Replaces `cache.enable_prefix_caching`.
+    pub enable_prefix_caching: Option<bool>,
+    /// Replaces `cache.salt_per_api_key`.
+    pub salt_per_api_key: Option<bool>,
     /// Replaces `scheduler.max_num_seqs`.
     pub max_num_seqs: Option<usize>,
     /// Replaces `scheduler.max_num_batched_tokens`.
     pub max_num_batched_tokens: Option<usize>,
     /// Replaces `scheduler.max_waiting_requests`.
     pub max_waiting_requests: Option<usize>,
+    /// Replaces `scheduler.priority_aging_ms`.
+    pub priority_aging_ms: Option<u64>,
     /// Replaces the host of `server.listen`.
     pub host: Option<String>,
     /// Replaces the port of `server.listen`.
@@ -80,6 +90,7 @@ impl Overrides {
             ("--dtype", self.dtype.clone()),
             ("--max-model-len", text(&self.max_model_len)),
             ("--tensor-parallel-size", text(&self.tensor_parallel_size)),
+            ("--data-parallel-size", text(&self.data_parallel_size)),
             ("--weights", self.weights.clone()),
             ("--threads-per-rank", text(&self.threads_per_rank)),
             ("--cpu-isa", self.cpu_isa.clone()),
@@ -87,10 +98,14 @@ impl Overrides {
             ("--devices", self.devices.clone()),
             ("--block-size", text(&self.block_size)),
             ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes.clone()),
+            ("--kv-offloading-bytes", self.kv_offloading_bytes.clone()),
             ("--gpu-memory-utilization", text(&self.gpu_memory_utilization)),
+            ("--enable-prefix-caching", text(&self.enable_prefix_caching)),
+            ("--salt-per-api-key", text(&self.salt_per_api_key)),
             ("--max-num-seqs", text(&self.max_num_seqs)),
             ("--max-num-batched-tokens", text(&self.max_num_batched_tokens)),
             ("--max-waiting-requests", text(&self.max_waiting_requests)),
+            ("--priority-aging-ms", text(&self.priority_aging_ms)),
             ("--host", self.host.clone()),
             ("--port", text(&self.port)),
             ("--api-key-env", self.api_key_env.clone()),

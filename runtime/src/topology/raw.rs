@@ -62,11 +62,11 @@ pub(super) struct RawModel {
 /// How it is split.
 #[derive(Debug, Default)]
 pub(super) struct RawParallel {
-    /// Ranks; any number.
+    /// Ranks of each replica; any number.
     pub(super) tensor_parallel_size: Leaf<i64>,
-    /// Replicas; 1 in this version.
+    /// Replicas of the model, each on devices of its own.
     pub(super) data_parallel_size: Leaf<i64>,
-    /// Relative share of each rank.
+    /// Relative share of each rank of a replica.
     pub(super) weights: Leaf<Vec<Sourced<f64>>>,
     /// Compute threads of each rank.
     pub(super) threads_per_rank: Leaf<i64>,
@@ -81,7 +81,7 @@ pub(super) struct RawParallel {
 pub(super) struct RawNode {
     /// Name of the host, with or without a port.
     pub(super) host: Leaf<String>,
-    /// One device for each rank.
+    /// One device for each rank, replica by replica.
     pub(super) devices: Leaf<Vec<Sourced<String>>>,
 }
 
@@ -90,10 +90,18 @@ pub(super) struct RawNode {
 pub(super) struct RawCache {
     /// Tokens of one KV block.
     pub(super) block_size: Leaf<i64>,
-    /// Memory for keys and values, over all ranks.
+    /// Memory for keys and values, over all ranks of a replica.
     pub(super) kv_cache_memory_bytes: Leaf<RawBytes>,
+    /// Memory of the host for blocks that are evicted, over all ranks.
+    pub(super) kv_offloading_bytes: Leaf<RawBytes>,
     /// Part of a GPU's memory that may be used.
     pub(super) gpu_memory_utilization: Leaf<f64>,
+    /// Whether the keys and values of what was computed are kept for requests that begin alike; true unless said
+    /// otherwise.
+    pub(super) enable_prefix_caching: Leaf<bool>,
+    /// Whether requests with different API keys share no prefixes, where several keys exist; true unless said
+    /// otherwise.
+    pub(super) salt_per_api_key: Leaf<bool>,
 }
 
 /// What a step may carry.
@@ -105,6 +113,9 @@ pub(super) struct RawScheduler {
     pub(super) max_num_batched_tokens: Leaf<i64>,
     /// Requests that may wait.
     pub(super) max_waiting_requests: Leaf<i64>,
+    /// How much earlier a request must have come, in milliseconds, to go before one whose priority is better by one;
+    /// 10000 unless said otherwise. With 0 the order is that of arrival, and priorities have no effect.
+    pub(super) priority_aging_ms: Leaf<i64>,
 }
 
 /// Who may ask, and where.
@@ -112,7 +123,7 @@ pub(super) struct RawScheduler {
 pub(super) struct RawServer {
     /// `HOST:PORT`.
     pub(super) listen: Leaf<String>,
-    /// Environment variable that holds the API key.
+    /// Environment variable that holds the API key, or several with commas between.
     pub(super) api_key_env: Leaf<String>,
     /// Largest request body.
     pub(super) max_body_bytes: Leaf<RawBytes>,
@@ -162,10 +173,14 @@ impl RawTopology {
             }
             "cache.block_size" => Slot::Whole(&mut cache.block_size),
             "cache.kv_cache_memory_bytes" => Slot::Bytes(&mut cache.kv_cache_memory_bytes),
+            "cache.kv_offloading_bytes" => Slot::Bytes(&mut cache.kv_offloading_bytes),
             "cache.gpu_memory_utilization" => Slot::Number(&mut cache.gpu_memory_utilization),
+            "cache.enable_prefix_caching" => Slot::Truth(&mut cache.enable_prefix_caching),
+            "cache.salt_per_api_key" => Slot::Truth(&mut cache.salt_per_api_key),
             "scheduler.max_num_seqs" => Slot::Whole(&mut scheduler.max_num_seqs),
             "scheduler.max_num_batched_tokens" => Slot::Whole(&mut scheduler.max_num_batched_tokens),
             "scheduler.max_waiting_requests" => Slot::Whole(&mut scheduler.max_waiting_requests),
+            "scheduler.priority_aging_ms" => Slot::Whole(&mut scheduler.priority_aging_ms),
             "server.listen" => Slot::Text(&mut server.listen),
             "server.api_key_env" => Slot::Text(&mut server.api_key_env),
             "server.max_body_bytes" => Slot::Bytes(&mut server.max_body_bytes),

@@ -17,13 +17,13 @@ const fn key(name: &'static str, flag: &'static str) -> Key {
 }
 
 /// Every key there is. [`RawTopology::slot`](super::raw::RawTopology::slot) has a place for each.
-pub(super) const KEYS: [Key; 23] = [
+pub(super) const KEYS: [Key; 27] = [
     key("model.path", "--model"),
     key("model.dtype", "--dtype"),
     key("model.max_model_len", "--max-model-len"),
     key("model.served_model_name", "--served-model-name"),
     key("parallel.tensor_parallel_size", "--tensor-parallel-size"),
-    Key { flag: None, ..key("parallel.data_parallel_size", "") },
+    key("parallel.data_parallel_size", "--data-parallel-size"),
     key("parallel.weights", "--weights"),
     key("parallel.threads_per_rank", "--threads-per-rank"),
     key("parallel.cpu_isa", "--cpu-isa"),
@@ -33,10 +33,14 @@ pub(super) const KEYS: [Key; 23] = [
     key("node.devices", "--devices"),
     key("cache.block_size", "--block-size"),
     key("cache.kv_cache_memory_bytes", "--kv-cache-memory-bytes"),
+    key("cache.kv_offloading_bytes", "--kv-offloading-bytes"),
     key("cache.gpu_memory_utilization", "--gpu-memory-utilization"),
+    key("cache.enable_prefix_caching", "--enable-prefix-caching"),
+    key("cache.salt_per_api_key", "--salt-per-api-key"),
     key("scheduler.max_num_seqs", "--max-num-seqs"),
     key("scheduler.max_num_batched_tokens", "--max-num-batched-tokens"),
     key("scheduler.max_waiting_requests", "--max-waiting-requests"),
+    key("scheduler.priority_aging_ms", "--priority-aging-ms"),
     Key { flag: None, ..key("server.listen", "") },
     key("server.api_key_env", "--api-key-env"),
     key("server.max_body_bytes", "--max-body-bytes"),

@@ -8,9 +8,12 @@ const LENGTH_MAX: usize = 64;
 const LISTEN: &str = "write listen = \"HOST:PORT\" in [server]";
 
 /// The same names in the environment, and the keys that they stand for.
-const FOREIGN_VARIABLES: [(&str, &str); 7] = [
+const FOREIGN_VARIABLES: [(&str, &str); 10] = [
     ("tp", "parallel.tensor_parallel_size"),
     ("tp_size", "parallel.tensor_parallel_size"),
+    ("dp", "parallel.data_parallel_size"),
+    ("dp_size", "parallel.data_parallel_size"),
+    ("replicas", "parallel.data_parallel_size"),
     ("model", "model.path"),
     ("threads", "parallel.threads_per_rank"),
     ("isa", "parallel.cpu_isa"),
@@ -19,9 +22,12 @@ const FOREIGN_VARIABLES: [(&str, &str); 7] = [
 ];
 
 /// Names from other tools and habits that no edit distance would find.
-const FOREIGN_KEYS: [(&str, &str); 10] = [
+const FOREIGN_KEYS: [(&str, &str); 15] = [
     ("tp", "did you mean `tensor_parallel_size` in [parallel]?"),
     ("tp_size", "did you mean `tensor_parallel_size` in [parallel]?"),
+    ("dp", "did you mean `data_parallel_size` in [parallel]?"),
+    ("dp_size", "did you mean `data_parallel_size` in [parallel]?"),
+    ("replicas", "did you mean `data_parallel_size` in [parallel]?"),
     ("model", "did you mean `path` in [model]?"),
     ("model_path", "did you mean `path` in [model]?"),
     ("threads", "did you mean `threads_per_rank` in [parallel]?"),
@@ -29,6 +35,11 @@ const FOREIGN_KEYS: [(&str, &str); 10] = [
     ("deterministic", "did you mean `batch_invariant` in [parallel]?"),
     ("host", LISTEN),
     ("port", LISTEN),
+    ("prefix_caching", "did you mean `enable_prefix_caching` in [cache]?"),
+    (
+        "api_keys",
+        "keys do not belong in files: name the variable that holds them, as in api_key_env = \"API_KEYS\"",
+    ),
     (
         "api_key",
         "keys do not belong in files: name the variable that holds it, as in api_key_env = \"API_KEY\"",

@@ -4,7 +4,7 @@ mod written;
 
 use std::{fs, path::Path};
 
-use super::{DType, DeviceSpec, Environment, Overrides, Topology, TopologyError};
+use super::{ApiKey, DType, DeviceSpec, Environment, Overrides, Topology, TopologyError};
 
 /// A folder with a model file, and the topologies of a test.
 struct Place(tempfile::TempDir);
@@ -71,7 +71,9 @@ fn a_model_alone_gets_the_documented_defaults() {
     assert_eq!((topology.weights(), topology.threads_per_rank()), (None, None));
     assert_eq!(topology.listen().to_string(), "127.0.0.1:8000");
     assert_eq!(topology.max_body_bytes(), 16 << 20);
-    assert!(topology.api_key().is_none());
+    assert!(topology.api_keys().is_empty());
+    assert!(topology.enable_prefix_caching() && topology.salt_per_api_key());
+    assert_eq!(topology.priority_aging_ms(), 10_000);
 }
 
 #[test]
@@ -96,11 +98,15 @@ fn every_key_is_read() {
         [cache]
         block_size = 32
         kv_cache_memory_bytes = "512MiB"
+        kv_offloading_bytes = "2GiB"
         gpu_memory_utilization = 0.5
+        enable_prefix_caching = false
+        salt_per_api_key = false
         [scheduler]
         max_num_seqs = 8
         max_num_batched_tokens = 64
         max_waiting_requests = 4
+        priority_aging_ms = 0
         [server]
         listen = "[::1]:0"
         api_key_env = "KEY"
@@ -115,10 +121,13 @@ fn every_key_is_read() {
     assert_eq!(topology.weights(), Some(&[2.0, 1.5, 1.0][..]));
     assert_eq!(topology.threads_per_rank(), Some(2));
     assert_eq!((topology.block_size(), topology.kv_cache_memory_bytes()), (32, Some(512 << 20)));
+    assert_eq!(topology.kv_offloading_bytes(), Some(2 << 30));
     assert_eq!(topology.gpu_memory_utilization(), 0.5);
     assert_eq!((topology.max_num_seqs(), topology.max_num_batched_tokens()), (8, 64));
     assert_eq!((topology.listen().host(), topology.listen().port()), ("::1", 0));
-    assert_eq!(topology.api_key().unwrap().reveal(), "secret");
+    assert!(!topology.enable_prefix_caching() && !topology.salt_per_api_key());
+    assert_eq!(topology.priority_aging_ms(), 0);
+    assert_eq!(topology.api_keys().iter().map(ApiKey::reveal).collect::<Vec<_>>(), ["secret"]);
     assert!(!format!("{topology:?}").contains("secret"));
     assert_eq!(topology.max_body_bytes(), 1000);
 }
@@ -161,7 +170,7 @@ dtype = "fp8"
 max_model_len = -1
 [parallel]
 tensor_parallel_size = 2
-data_parallel_size = 2
+data_parallel_size = -2
 weights = [1, 0, 1]
 [[node]]
 devices = ["cuda:0", "cpu", "tpu"]
@@ -183,7 +192,7 @@ max_body_bytes = 0
         "three.toml:3:9: model.dtype: \"fp8\" is not computed in by this version",
         "three.toml:4:17: model.max_model_len: -1 is out of range",
         "three.toml:6:24: parallel.tensor_parallel_size: 2 ranks, but [[node]] lists 3 devices",
-        "three.toml:7:22: parallel.data_parallel_size: 2 replicas",
+        "three.toml:7:22: parallel.data_parallel_size: -2 is out of range",
         "three.toml:8:15: parallel.weights: 0.0 is no share of a model",
         "three.toml:10:22: node[0].devices: \"cpu\" beside \"cuda:0\": ranks of one replica",
         "three.toml:10:29: node[0].devices: \"tpu\" is no device",

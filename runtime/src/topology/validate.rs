@@ -8,13 +8,13 @@ pub(super) mod words;
 
 use std::{collections::BTreeSet, path::Path};
 
-use self::fields::Fields;
+use self::{devices::Placement, fields::Fields};
 use super::{
     ApiKey, ListenAddress, Topology,
     env::Environment,
     error::{TopologyError, Violations},
     origins::Origins,
-    raw::{RawCache, RawScheduler, RawServer, RawTopology, Sourced},
+    raw::{Leaf, RawCache, RawScheduler, RawServer, RawTopology, Sourced},
     secrets::{is_plain_name, is_variable_name},
 };
 
@@ -26,6 +26,8 @@ const MODEL_LEN_MAX: i64 = 1 << 27;
 const SEQUENCES_MAX: i64 = 1 << 16;
 const BATCHED_TOKENS_MAX: i64 = 1 << 20;
 const WAITING_MAX: i64 = 1 << 20;
+/// A day. Times this, any priority is far from the end of 64 bits.
+const PRIORITY_AGING_MS_MAX: i64 = 24 * 3600 * 1000;
 /// Blocks are 16 tokens in a kernel's eyes; beyond this, a cache of short sequences is mostly padding.
 const BLOCK_SIZE_MAX: i64 = 256;
 /// What TOML can write.
@@ -37,6 +39,9 @@ const MAX_NUM_SEQS: i64 = 256;
 const MAX_NUM_BATCHED_TOKENS: i64 = 512;
 const MAX_WAITING_REQUESTS: i64 = 1024;
 const BLOCK_SIZE: i64 = 16;
+/// A request of the next worse priority waits that much longer than others at most: a pause that people notice, and
+/// that batch work does not.
+const PRIORITY_AGING_MS: u64 = 10_000;
 /// Part of a card's memory that is used where nothing else is said.
 pub(crate) const GPU_MEMORY_UTILIZATION: f64 = 0.9;
 /// Prompts of a million tokens fit as JSON.
@@ -84,43 +89,41 @@ pub(super) fn validate(
     let max_model_len = fields.optional_count("model.max_model_len", &raw.model.max_model_len, MODEL_LEN_MAX);
     let served_model_name =
         model::served_name(raw.model.served_model_name.take(), &model_path, &mut fields.violations);
-    if let Some(size) = &raw.parallel.data_parallel_size
-        && size.value != 1
-    {
-        fields.violations.add(
-            "parallel.data_parallel_size",
-            &size.origin,
-            format!("{} replicas: this version runs exactly one", size.value),
-            "set it to 1 or remove it; start one server per replica instead",
-        );
-    }
-    let devices = devices::devices(&raw.parallel.tensor_parallel_size, &raw.node, &mut fields);
-    let weights = devices::weights(&raw, devices.len(), &mut fields.violations);
+    let Placement { devices, replicas } = devices::placement(&raw.parallel, &raw.node, &mut fields);
+    let weights = devices::weights(&raw, devices.len() / replicas, &mut fields.violations);
     let cpu_isa = words::cpu_isa(&raw.parallel.cpu_isa, &mut fields.violations);
     let threads_per_rank =
         fields.optional_count("parallel.threads_per_rank", &raw.parallel.threads_per_rank, THREADS_MAX);
-    let (block_size, kv_cache_memory_bytes, gpu_memory_utilization) = cache(&raw.cache, &mut fields);
+    let (block_size, kv_cache_memory_bytes, kv_offloading_bytes, gpu_memory_utilization) =
+        cache(&raw.cache, &mut fields);
     let (max_num_seqs, max_num_batched_tokens, max_waiting_requests) = scheduler(&raw.scheduler, &mut fields);
-    let (listen, api_key_env, api_key, max_body_bytes) = server(&raw.server, environment, &mut fields);
+    let priority_aging_ms = priority_aging_ms(&raw.scheduler, &mut fields.violations);
+    let (listen, api_key_env, api_keys, max_body_bytes) = server(&raw.server, environment, &mut fields);
+    let is_on = |leaf: &Leaf<bool>| leaf.as_ref().is_none_or(|given| given.value);
     let topology = Topology {
         model_path,
         dtype,
         max_model_len,
         served_model_name,
         devices,
+        replicas,
         weights,
         threads_per_rank,
         cpu_isa,
         batch_invariant: raw.parallel.batch_invariant.as_ref().map(|given| given.value),
         block_size,
         kv_cache_memory_bytes,
+        kv_offloading_bytes,
         gpu_memory_utilization,
+        enable_prefix_caching: is_on(&raw.cache.enable_prefix_caching),
+        salt_per_api_key: is_on(&raw.cache.salt_per_api_key),
         max_num_seqs,
         max_num_batched_tokens,
         max_waiting_requests,
+        priority_aging_ms,
         listen,
         api_key_env,
-        api_key,
+        api_keys,
         max_body_bytes,
         origins,
     };
@@ -135,7 +138,7 @@ pub(super) fn validate(
     Err(Broken { error: violations.into_error(), rest })
 }
 
-fn cache(raw: &RawCache, fields: &mut Fields) -> (usize, Option<u64>, f64) {
+fn cache(raw: &RawCache, fields: &mut Fields) -> (usize, Option<u64>, Option<u64>, f64) {
     let block_size = fields.count("cache.block_size", &raw.block_size, BLOCK_SIZE, BLOCK_SIZE_MAX);
     if let Some(given) = &raw.block_size
         && (1..=BLOCK_SIZE_MAX).contains(&given.value)
@@ -145,6 +148,7 @@ fn cache(raw: &RawCache, fields: &mut Fields) -> (usize, Option<u64>, f64) {
         fields.violations.add("cache.block_size", &given.origin, problem, "use 16 or 32");
     }
     let bytes = fields.bytes("cache.kv_cache_memory_bytes", &raw.kv_cache_memory_bytes, KV_BYTES_MAX);
+    let offloading = fields.bytes("cache.kv_offloading_bytes", &raw.kv_offloading_bytes, KV_BYTES_MAX);
     let mut utilization = GPU_MEMORY_UTILIZATION;
     if let Some(given) = &raw.gpu_memory_utilization {
         utilization = given.value;
@@ -154,7 +158,7 @@ fn cache(raw: &RawCache, fields: &mut Fields) -> (usize, Option<u64>, f64) {
             fields.violations.add("cache.gpu_memory_utilization", &given.origin, problem, remedy);
         }
     }
-    (block_size, bytes, utilization)
+    (block_size, bytes, offloading, utilization)
 }
 
 fn scheduler(raw: &RawScheduler, fields: &mut Fields) -> (usize, usize, usize) {
@@ -183,44 +187,74 @@ fn scheduler(raw: &RawScheduler, fields: &mut Fields) -> (usize, usize, usize) {
     (seqs, tokens, waiting)
 }
 
+/// Unlike the bounds beside it, this may be 0.
+fn priority_aging_ms(raw: &RawScheduler, violations: &mut Violations) -> u64 {
+    let Some(given) = &raw.priority_aging_ms else { return PRIORITY_AGING_MS };
+    if (0..=PRIORITY_AGING_MS_MAX).contains(&given.value) {
+        return given.value.unsigned_abs();
+    }
+    let problem = format!("{} is out of range", given.value);
+    let remedy =
+        format!("give a whole number from 0 (priorities have no effect) to {PRIORITY_AGING_MS_MAX} (a day)");
+    violations.add("scheduler.priority_aging_ms", &given.origin, problem, remedy);
+    PRIORITY_AGING_MS
+}
+
 fn server(
     raw: &RawServer,
     environment: &Environment,
     fields: &mut Fields,
-) -> (ListenAddress, Option<String>, Option<ApiKey>, usize) {
+) -> (ListenAddress, Option<String>, Vec<ApiKey>, usize) {
     let listen = listen::listen(raw, &mut fields.violations);
     let body =
         fields.bytes("server.max_body_bytes", &raw.max_body_bytes, BODY_BYTES_MAX).unwrap_or(MAX_BODY_BYTES);
-    let key = raw.api_key_env.as_ref().and_then(|name| api_key(name, environment, &mut fields.violations));
+    let keys = raw.api_key_env.as_ref().map(|name| api_keys(name, environment, &mut fields.violations));
     (
         listen,
         raw.api_key_env.as_ref().map(|name| name.value.clone()),
-        key,
+        keys.unwrap_or_default(),
         usize::try_from(body).unwrap_or(usize::MAX),
     )
 }
 
-/// The key that the named variable holds. Serving without the key that was asked for would open the server to everyone.
-fn api_key(name: &Sourced<String>, environment: &Environment, violations: &mut Violations) -> Option<ApiKey> {
+/// The keys that the named variable holds. Serving without the keys that were asked for would open the server to
+/// everyone.
+fn api_keys(name: &Sourced<String>, environment: &Environment, violations: &mut Violations) -> Vec<ApiKey> {
     let key = "server.api_key_env";
     if !is_variable_name(&name.value) {
         // Probably the key itself: it is not repeated here.
         let problem = "this is not the name of an environment variable";
         let remedy = "put the key into a variable, and give the variable's name, such as \"API_KEY\"";
         violations.add(key, &name.origin, problem, remedy);
-        return None;
+        return Vec::new();
     }
-    let value = environment.get(&name.value).filter(|value| !value.is_empty());
-    if value.is_none() {
+    // A name like this may be the key itself.
+    let variable = match is_plain_name(&name.value) {
+        true => format!("the environment variable {}", name.value),
+        false => "the environment variable of this name".to_owned(),
+    };
+    let Some(value) = environment.get(&name.value).filter(|value| !value.trim().is_empty()) else {
         let state = if environment.is_not_unicode(&name.value) { "not Unicode" } else { "unset or empty" };
-        // A name like this may be the key itself.
-        let problem = if is_plain_name(&name.value) {
-            format!("the environment variable {} is {state}", name.value)
-        } else {
-            format!("the environment variable of this name is {state}")
-        };
         let remedy = "set it to the API key, or remove api_key_env to serve without one";
-        violations.add(key, &name.origin, problem, remedy);
+        violations.add(key, &name.origin, format!("{variable} is {state}"), remedy);
+        return Vec::new();
+    };
+    let mut keys = Vec::new();
+    for given in value.split(',').map(str::trim) {
+        let given = ApiKey(given.to_owned());
+        if given.0.is_empty() {
+            let problem = format!("{variable} has a comma without a key on both sides of it");
+            violations.add(
+                key,
+                &name.origin,
+                problem,
+                "set it to the API keys, with a comma between each two",
+            );
+            return Vec::new();
+        }
+        if !keys.contains(&given) {
+            keys.push(given);
+        }
     }
-    value.map(|value| ApiKey(value.to_owned()))
+    keys
 }

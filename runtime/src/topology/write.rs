@@ -100,11 +100,15 @@ impl Sections<'_> {
 
     fn parallel(&mut self, computed: Option<&Computed>) {
         let topology = self.topology;
-        let ranks = topology.devices.len();
+        let (ranks, replicas) = (topology.tensor_parallel_size(), topology.replicas);
         self.section("[parallel]");
         let has_devices = topology.origin("node.devices").is_some();
-        let counted = has_devices.then_some("computed: one rank for each device");
+        let counted = has_devices.then_some(match replicas {
+            1 => "computed: one rank for each device",
+            _ => "computed: the devices shared out over the replicas",
+        });
         self.line_of("parallel.tensor_parallel_size", &ranks.to_string(), "", counted);
+        self.number("parallel.data_parallel_size", replicas);
         match &topology.weights {
             Some(weights) => {
                 let list = Value::Array(weights.iter().copied().map(Value::Float).collect());
@@ -116,7 +120,7 @@ impl Sections<'_> {
             "parallel.threads_per_rank",
             topology.threads_per_rank.map(|given| given as u64),
             computed.map(|computed| {
-                let reason = format!("{} cores shared out over {ranks} ranks", computed.cores);
+                let reason = format!("{} cores shared out over {} ranks", computed.cores, ranks * replicas);
                 (computed.threads_per_rank as u64, reason)
             }),
         );
@@ -162,17 +166,29 @@ impl Sections<'_> {
             "cache.kv_cache_memory_bytes",
             topology.kv_cache_memory_bytes,
             computed.map(|computed| {
-                let reason = format!("{} blocks, over all ranks", computed.num_blocks);
+                let of = if topology.replicas > 1 { " of a replica" } else { "" };
+                let reason = format!("{} blocks, over all ranks{of}", computed.num_blocks);
                 (computed.kv_cache_memory_bytes, reason)
             }),
         );
+        match topology.kv_offloading_bytes {
+            Some(bytes) => self.number("cache.kv_offloading_bytes", bytes),
+            None => self.absent("kv_offloading_bytes", "evicted blocks are not kept"),
+        }
         let utilization = Value::Float(topology.gpu_memory_utilization).to_string();
         let note = if topology.is_on_cpus() { "no effect on CPUs" } else { "" };
         self.line_of("cache.gpu_memory_utilization", &utilization, note, None);
+        self.number("cache.enable_prefix_caching", topology.enable_prefix_caching);
+        let note = match topology.api_keys.len() {
+            0 | 1 if topology.salt_per_api_key => "no effect with fewer than two keys",
+            _ => "",
+        };
+        self.line_of("cache.salt_per_api_key", &topology.salt_per_api_key.to_string(), note, None);
         self.section("[scheduler]");
         self.number("scheduler.max_num_seqs", topology.max_num_seqs);
         self.number("scheduler.max_num_batched_tokens", topology.max_num_batched_tokens);
         self.number("scheduler.max_waiting_requests", topology.max_waiting_requests);
+        self.number("scheduler.priority_aging_ms", topology.priority_aging_ms);
         self.section("[server]");
         self.listen();
         match &topology.api_key_env {

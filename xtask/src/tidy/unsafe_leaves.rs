@@ -57,6 +57,7 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/src/cuda/device/graph.rs",
     "kernels/src/cuda/device/launcher.rs",
     "kernels/src/cuda/device/matrix.rs",
+    "kernels/src/cuda/device/offload.rs",
     "kernels/src/cuda/device/staging.rs",
     "kernels/src/cuda/device/tests/operations.rs",
     "kernels/src/cuda/device/transfer.rs",

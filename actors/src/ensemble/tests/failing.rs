@@ -163,7 +163,16 @@ impl Heard {
 fn empty_plan(epoch: u64, step: u64) -> GroupMessage {
     let (epoch, step) = (Epoch(epoch), Step(step));
     let (begin, run, copies, end) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    GroupMessage::Execute(Arc::new(StepPlan { epoch, step, begin, run, copies, end }))
+    GroupMessage::Execute(Arc::new(StepPlan {
+        epoch,
+        step,
+        begin,
+        run,
+        copies,
+        end,
+        saves: Vec::new(),
+        loads: Vec::new(),
+    }))
 }
 
 fn failing(rank: u16, epoch: u64) -> GroupMessage {
@@ -181,7 +190,7 @@ async fn a_loss_is_told_once_and_what_an_earlier_epoch_says_changes_nothing() {
     let shared = Arc::new(Shared::new(spec(&factory), None, SILENCE_MAX));
     let (first_load, loaded) = oneshot::channel();
     let arguments = GroupArguments {
-        shared: Arc::clone(&shared),
+        home: Home::new(Arc::clone(&shared), ReplicaId(0)),
         scheduler: scheduler.clone(),
         first_load: Some(first_load),
     };
@@ -211,5 +220,5 @@ async fn a_loss_is_told_once_and_what_an_earlier_epoch_says_changes_nothing() {
 
     spawned.stop_and_wait(None, None).await.unwrap();
     scheduler.stop_and_wait(None, None).await.unwrap();
-    assert_eq!((shared.threads.reap(), factory.alive()), (0, 0));
+    assert_eq!((shared.reap(), factory.alive()), (0, 0));
 }

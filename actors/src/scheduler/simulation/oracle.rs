@@ -121,7 +121,8 @@ impl Oracle {
         }
         let needed_blocks = self.cache.pages_for(kv_tokens_max(request));
         let total_blocks = self.cache.num_blocks;
-        let never = SubmitError::NeverFits { needed_blocks, total_blocks, block_size };
+        let never =
+            SubmitError::NeverFits { needed_blocks, total_blocks, block_size, prompt_tokens, max_tokens };
         (needed_blocks > total_blocks).then_some(never)
     }
 

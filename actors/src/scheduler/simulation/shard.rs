@@ -188,7 +188,7 @@ impl SimShard {
         plan.end.iter().for_each(|sequence| {
             self.sequences.remove(sequence).expect("a sequence is ended that was never begun");
         });
-        StepResult { epoch: plan.epoch, step: plan.step, outputs, digest: 0 }
+        StepResult { epoch: plan.epoch, step: plan.step, outputs, digest: 0, transferred: Some(plan.step) }
     }
 
     /// Takes tokens and pages of a span into its sequence, and says where its rows begin.

@@ -29,6 +29,9 @@ pub enum Chunks {
 /// Chunks end on multiples of so many keys: whole tiles of every kernel.
 pub const CHUNK_UNIT: usize = 64;
 
+/// Longest chunk that is chosen: kernels add it to a context in 32 bits.
+const CHUNK_MAX: usize = 1 << 30;
+
 /// Blocks of a decode kernel that fit on a multiprocessor at once, as its launch bounds in `decode.cu` promise.
 fn blocks_per_multiprocessor(pages: PageShape) -> usize {
     if pages.padded_dim() > 128 { 2 } else { 3 }
@@ -322,7 +325,24 @@ fn decode_chunk(chunks: Chunks, pages: PageShape, keys: usize, blocks: usize) ->
             // An equal share of all keys for each block that fits: a long sequence is cut more often than a short one.
             let resident = (multiprocessors as usize * blocks_per_multiprocessor(pages)).max(1);
             let share = (keys * blocks).div_ceil(resident);
-            Ok(share.next_multiple_of(CHUNK_UNIT).max(CHUNK_UNIT))
+            Ok(share.next_multiple_of(CHUNK_UNIT).clamp(CHUNK_UNIT, CHUNK_MAX))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_stays_within_32_bits_however_many_keys_sequences_share() {
+        let pages = PageShape::new(16, 8, 64).unwrap();
+        let fill = Chunks::Fill { multiprocessors: 1 };
+        let contexts_max = SEQUENCES_MAX * (u32::MAX / 2) as usize;
+        for (keys, expected) in
+            [(0, 64), (1 << 20, (8usize << 20).div_ceil(3).next_multiple_of(64)), (contexts_max, CHUNK_MAX)]
+        {
+            assert_eq!(decode_chunk(fill, pages, keys, 8).unwrap(), expected, "{keys} keys");
         }
     }
 }

@@ -129,7 +129,11 @@ impl World {
 
     /// The outputs of `spans`, whose queries are `queries`, `[rows, heads · head_dim]`.
     fn attend(&self, device: &Emulated, chunks: Chunks, spans: &[PagedSpan], queries: &[f32]) -> Vec<f32> {
-        let plan = self.plan(chunks, spans);
+        self.attend_planned(device, &self.plan(chunks, spans), queries)
+    }
+
+    /// The same with a plan of its own.
+    fn attend_planned(&self, device: &dyn Launcher, plan: &Plan, queries: &[f32]) -> Vec<f32> {
         let (dim, padded) = (self.shape.pages.head_dim(), self.shape.pages.padded_dim());
         let mut wide = vec![bf16::ZERO; queries.len() / dim * padded];
         for (to, from) in wide.chunks_exact_mut(padded).zip(queries.chunks_exact(dim)) {
@@ -146,7 +150,7 @@ impl World {
             queries: device_slice(&wide),
             pages: device_slice(&pages),
             sinks: sinks.as_ref().map(device_slice),
-            plan: &plan,
+            plan,
             numbers: device_slice(&numbers),
         };
         attention(device, &inputs, device_slice_mut(&mut workspace), device_slice_mut(&mut out)).unwrap();
@@ -446,6 +450,62 @@ fn emulator_poison_before_the_window_reaches_nothing() {
         assert_same_bits(&after[..first], &before[..first], "rows before the poison");
         assert!(after[first..end].iter().all(|x| x.is_nan()), "window {window}: it is seen");
         assert_same_bits(&after[end..], &before[end..], "rows whose window has passed it");
+    }
+}
+
+#[test]
+fn emulator_any_page_may_stand_in_a_table_where_no_row_sees_a_key() {
+    for (window, dim) in [(1, 64), (7, 256), (40, 128), (64, 64)] {
+        let spans = [(150, 1), (190, 40), (80, 80), (170, 1)];
+        let mut world = World::new(&case(&[2], dim, &spans).window(window));
+        let count = world.pages.len() / world.shape.pages.page_elements();
+        let spare = (0..count as u32).find(|page| !world.tables.contains(page)).unwrap();
+        let last = *world.tables.last().unwrap();
+        for chunks in [FILL, fixed(64)] {
+            let original = world.tables.clone();
+            let device = two_ways().next().unwrap();
+            let before = world.attend_all(&device, chunks);
+            // A page that holds NaN, and one of another sequence.
+            for page in [spare, last] {
+                for span in &world.spans {
+                    let first_position = span.context_len - span.rows.len();
+                    let behind = (first_position + 1).saturating_sub(window) / 16;
+                    world.tables[span.table.start..][..behind].fill(page);
+                }
+                assert_ne!(world.tables, original);
+                let after = world.attend_all(&device, chunks);
+                assert_same_bits(&after, &before, &format!("window {window}, {dim} wide, {chunks:?}"));
+            }
+            world.tables = original;
+        }
+    }
+}
+
+#[test]
+fn emulator_decodes_take_turns_in_a_small_workspace_and_keep_their_bits() {
+    let contexts = [300, 40, 250, 64, 190, 130];
+    let mut spans: Vec<(usize, usize)> = contexts.iter().map(|&context| (context, 1)).collect();
+    spans.insert(3, (70, 20));
+    for window in [0, 90] {
+        let world = World::new(&case(&[3, 2], 64, &spans).sinks().window(window));
+        let (rows, page_count) = (26, world.pages.len() / world.shape.pages.page_elements());
+        let within = |floats| {
+            Plan::within(floats, &world.shape, fixed(64), &world.spans, rows, &world.tables, page_count)
+        };
+        // Five heads of 64 dimensions, a maximum and a sum of weights; chunks of 64 keys: 5, 0, 4, 0, 3 and 3 of them.
+        let partial = 5 * 66;
+        let device = two_ways().last().unwrap();
+        let whole = within(usize::MAX).unwrap();
+        assert_eq!((whole.passes.len(), whole.workspace_floats()), (1, 15 * partial));
+        let expected = world.attend_planned(&device, &whole, &world.queries);
+        for (partials, passes) in [(15, 1), (14, 2), (9, 2), (8, 3), (6, 3), (5, 4)] {
+            let plan = within(partials * partial + partial - 1).unwrap();
+            assert_eq!(plan.passes.len(), passes, "{partials} partial sums");
+            assert!(plan.workspace_floats() <= partials * partial);
+            let got = world.attend_planned(&device, &plan, &world.queries);
+            assert_same_bits(&got, &expected, &format!("window {window}, {partials} partial sums"));
+        }
+        assert!(within(5 * partial - 1).is_err(), "the longest alone needs more");
     }
 }
 

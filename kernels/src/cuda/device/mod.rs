@@ -6,6 +6,7 @@
 //! | [`ArenaPlan`], [`Arena`], [`DeviceBuffer`] | all memory of a shard from one allocation, sized by computation |
 //! | [`HostWords`] | words of the host that kernels watch |
 //! | [`Uploader`] | weights to the device, by several threads |
+//! | [`PageOffload`] | pages of the KV cache to page-locked memory and back, beside the work that computes |
 //! | [`Graph`] | launches recorded once and replayed |
 //! | [`devices`], [`links`], [`libraries`], [`Selector`] | what there is on a machine, and which device a user means |
 //!
@@ -14,7 +15,7 @@
 //! return [`CudaError::Lost`]; dropping what is left then neither panics nor waits.
 //!
 //! Absent on purpose: allocation after loading (arenas are filled once), streams beside the two, tracking of which
-//! buffer is in use by which stream: work on the compute stream is in order, and [`Uploader`] orders the two streams.
+//! buffer is in use by which stream: work on the compute stream is in order, and [`Uploader`] and [`PageOffload`] order the two streams.
 #![deny(unsafe_code)]
 
 mod arena;
@@ -25,6 +26,7 @@ mod kernels;
 mod launcher;
 mod matrix;
 mod measure;
+mod offload;
 mod open;
 mod raw;
 mod selector;
@@ -41,6 +43,7 @@ pub use facts::{
     nccl,
 };
 pub use graph::Graph;
+pub use offload::PageOffload;
 pub use selector::{Selector, SelectorError, Uuid};
 pub use uploader::{Progress, Upload, UploadError, Uploader};
 pub use words::HostWords;

@@ -139,17 +139,36 @@ impl Graphs {
     }
 }
 
-/// Bytes of device memory that a rank's weights and activations take, known from headers alone.
-pub fn memory_bytes(
+/// Bytes of device memory of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelMemory {
+    /// Of weights.
+    pub weight_bytes: u64,
+    /// Of activations and scratch.
+    pub workspace_bytes: u64,
+}
+
+impl ModelMemory {
+    /// Of both.
+    pub fn total_bytes(&self) -> u64 {
+        self.weight_bytes + self.workspace_bytes
+    }
+}
+
+/// What a rank's weights and activations take, known from headers alone.
+pub fn memory(
     config: &ModelConfig,
     partition: &Partition,
     rank: Rank,
     options: &LoadOptions,
     multiprocessors: u32,
-) -> Result<u64, KernelError> {
+) -> Result<ModelMemory, KernelError> {
+    let mut arena = ArenaPlan::new();
+    WeightPlan::new(&mut arena, config, partition.share(rank));
+    let weight_bytes = arena.bytes();
     let mut arena = ArenaPlan::new();
     plan(&mut arena, config, partition, rank, options, multiprocessors)?;
-    Ok(arena.bytes())
+    Ok(ModelMemory { weight_bytes, workspace_bytes: arena.bytes() - weight_bytes })
 }
 
 fn plan(

@@ -66,8 +66,9 @@ pub(super) struct RankShape {
     pub(super) context_max: usize,
     /// Entries of all block tables of a step at most, in each group.
     pub(super) table_len_max: usize,
-    /// Keys whose partial sums there is memory for at a time. Sequences that share blocks may have more of them together
-    /// than the pool has slots, and so may those that left blocks behind their windows: such decodes take turns.
+    /// Keys whose partial sums there is memory for at a time. Sequences that share blocks may have more of them
+    /// together than the pool has slots, and so may those that left blocks behind their windows: such decodes take
+    /// turns.
     pub(super) keys_at_once: usize,
 }
 

@@ -36,15 +36,21 @@ pub(super) struct Asked {
     device: WantedDevice,
     /// Of a topology; its ranks share nothing.
     rank: Option<usize>,
+    /// Of a topology with several.
+    replica: Option<usize>,
 }
 
 impl Asked {
     pub(super) fn flag(device: WantedDevice) -> Asked {
-        Asked { device, rank: None }
+        Asked { device, rank: None, replica: None }
     }
 
     pub(super) fn rank(rank: usize, device: DeviceSpec) -> Asked {
-        Asked { device: WantedDevice::Named(device), rank: Some(rank) }
+        Asked { device: WantedDevice::Named(device), rank: Some(rank), replica: None }
+    }
+
+    pub(super) fn rank_of(replica: usize, rank: usize, device: DeviceSpec) -> Asked {
+        Asked { replica: Some(replica), ..Asked::rank(rank, device) }
     }
 
     fn name(&self) -> String {
@@ -67,6 +73,8 @@ pub(super) struct Verdict {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Answer {
     pub(super) device: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) replica: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) rank: Option<usize>,
     pub(super) is_usable: bool,
@@ -97,6 +105,7 @@ pub(super) fn judge(asked: &[Asked], facts: &Facts) -> Verdict {
         };
         let answer = Answer {
             device: one.name(),
+            replica: one.replica,
             rank: one.rank,
             is_usable: gap.is_none(),
             card: card.map(|c| c.ordinal),
@@ -145,7 +154,7 @@ fn find(device: WantedDevice, facts: &Facts) -> Result<Option<&Card>, Gap> {
     }
 }
 
-/// Ranks of one model need a card each, and read each other's memory.
+/// Ranks need a card each, and those of one replica read each other's memory.
 fn company(verdict: &mut Verdict, facts: &Facts) {
     let mut refused: Vec<(usize, Gap)> = Vec::new();
     let ranks = || verdict.devices.iter().enumerate().filter(|(_, answer)| answer.rank.is_some());
@@ -156,7 +165,7 @@ fn company(verdict: &mut Verdict, facts: &Facts) {
             if from == to {
                 let what = format!("{} and {} are one card", before.device, one.device);
                 refused.push((at, gap(what, "name another: each rank needs its own")));
-            } else if !are_peers(from, to, facts) {
+            } else if one.replica == before.replica && !are_peers(from, to, facts) {
                 let what = format!("{} and {} cannot read each other's memory", before.device, one.device);
                 refused.push((
                     at,

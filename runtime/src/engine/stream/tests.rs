@@ -5,7 +5,7 @@ use std::{
 };
 
 use consort_actors::{
-    FinishReason as ActorsReason, GenerationError, GenerationEvent,
+    CacheSpec, FinishReason as ActorsReason, GenerationError, GenerationEvent,
     plan::{Sampled, TokenLogprobs},
 };
 use futures_util::{Stream, StreamExt, stream::iter};
@@ -240,7 +240,8 @@ async fn streams_of_a_request_share_its_stop_strings_and_each_prompts_tokens() {
 }
 
 fn stream(composer: Composer, requests: &LiveRequests, source: EventSource) -> TextStream {
-    let metrics = Arc::new(EngineMetrics::new("tiny", 16, 8).expect("buckets are valid"));
+    let metrics = EngineMetrics::new("tiny", 1, &CacheSpec::new(16, 8)).expect("buckets are valid");
+    let metrics = Arc::new(metrics);
     let timer = RequestTimer::start(metrics, 4, None, Arc::new(Siblings::new(1)));
     let live = requests.enter(0, "mine".into(), 4, source);
     TextStream::new(composer, timer, live, [1; 4].into(), "mine".into())

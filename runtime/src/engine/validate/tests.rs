@@ -45,6 +45,24 @@ fn absent_options_take_the_checkpoints_defaults_and_no_seed() {
     assert_eq!(valid.sampling.min_p, 0.0);
     assert_eq!(valid.seed, None);
     assert_eq!(valid.stop_token_ids, [2, 7]);
+    assert_eq!((valid.priority, valid.cache_salt), (0, None));
+}
+
+#[test]
+fn priorities_are_all_numbers_and_salts_are_told_by_their_text() {
+    for priority in [i32::MIN, -1, 0, i32::MAX] {
+        assert_eq!(
+            check(GenerateOptions { priority, ..Default::default() }).expect("valid").priority,
+            priority
+        );
+    }
+    let salt = |text: &str| {
+        let options = GenerateOptions { cache_salt: Some(text.to_owned()), ..Default::default() };
+        check(options).expect("valid").cache_salt.expect("a salt")
+    };
+    assert_eq!(salt("a"), salt("a"));
+    assert_ne!(salt("a"), salt("b"));
+    assert_ne!(salt("a"), salt(&"a".repeat(1024)));
 }
 
 #[test]
@@ -70,6 +88,8 @@ fn every_number_out_of_range_is_refused_by_its_name() {
     assert_eq!(refused(GenerateOptions { top_k: Some(i64::MIN), ..none() }), "top_k");
     assert_eq!(refused(GenerateOptions { logprobs: Some(21), ..none() }), "logprobs");
     assert_eq!(refused(GenerateOptions { prompt_logprobs: Some(21), ..none() }), "prompt_logprobs");
+    assert_eq!(refused(GenerateOptions { cache_salt: Some(String::new()), ..none() }), "cache_salt");
+    assert_eq!(refused(GenerateOptions { cache_salt: Some("x".repeat(1025)), ..none() }), "cache_salt");
     assert_eq!(refused(GenerateOptions { max_tokens: Some(51), ..none() }), "max_tokens");
     assert_eq!(refused(GenerateOptions { max_tokens: Some(usize::MAX), ..none() }), "max_tokens");
 }

@@ -174,6 +174,8 @@ impl Common {
             include_stop_str_in_output: fields.flag("include_stop_str_in_output", false)?,
             skip_special_tokens: fields.flag("skip_special_tokens", true)?,
             add_special_tokens: fields.scalar("add_special_tokens")?,
+            priority: fields.scalar("priority")?.unwrap_or(0),
+            cache_salt: fields.scalar("cache_salt")?,
             ..GenerateOptions::default()
         };
         Ok(Self {
@@ -260,6 +262,7 @@ pub(crate) struct Usage {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct PromptTokensDetails {
+    /// Those that were not computed for this request; of several choices, what the first one found.
     pub(crate) cached_tokens: usize,
 }
 

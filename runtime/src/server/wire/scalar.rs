@@ -56,7 +56,7 @@ macro_rules! integers {
     )*};
 }
 
-integers!(i64, u32, usize);
+integers!(i32, i64, u32, usize);
 
 fn is_number(raw: &str) -> bool {
     raw.starts_with(|first: char| first == '-' || first.is_ascii_digit())

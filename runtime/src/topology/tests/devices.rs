@@ -114,6 +114,82 @@ fn more_ranks_than_gpus_are_refused_whoever_asks_for_them() {
 }
 
 #[test]
+fn replicas_take_the_devices_in_their_order() {
+    let place = Place::new();
+    let parallel = |keys: &str| format!("[parallel]\n{keys}\n");
+    let shown = |topology: &Topology| {
+        let of =
+            |devices: &[DeviceSpec]| devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        let replicas = topology.replica_devices().map(of).collect::<Vec<_>>().join(" | ");
+        (topology.tensor_parallel_size(), topology.data_parallel_size(), replicas)
+    };
+    let load = |text: &str| shown(&place.load(text).unwrap());
+    let gpus = ["cuda:0", "cuda:1", "cuda:2", "cuda:3"];
+    let two = "data_parallel_size = 2";
+    let expected = (2, 2, "cuda:0 cuda:1 | cuda:2 cuda:3".to_owned());
+    assert_eq!(load(&format!("{}{}", listed(&gpus), parallel(two))), expected, "ranks are counted");
+    let all = format!("tensor_parallel_size = 2\n{two}\nweights = [2, 1]");
+    assert_eq!(load(&format!("{}{}", listed(&gpus), parallel(&all))), expected);
+    assert_eq!(load(&format!("{MODEL}{}", parallel(two))), (1, 2, "cpu | cpu".to_owned()));
+    let three = "tensor_parallel_size = 3\ndata_parallel_size = 2";
+    assert_eq!(load(&format!("{MODEL}{}", parallel(three))), (3, 2, "cpu cpu cpu | cpu cpu cpu".to_owned()));
+
+    // A flag wins over a file: a list of CPUs gives way, a list of GPUs must do.
+    let flag = Overrides { data_parallel_size: Some(2), ..Overrides::default() };
+    let layered = |text: &str| place.layered(text, &[], &flag);
+    let cpus = format!("{}{}", listed(&["cpu:0", "cpu:1"]), parallel("tensor_parallel_size = 2"));
+    assert_eq!(shown(&layered(&cpus).unwrap()), (2, 2, "cpu cpu | cpu cpu".to_owned()));
+    let cards = format!("{}{}", listed(&["cuda:0", "cuda:1"]), parallel("tensor_parallel_size = 2"));
+    let found = lines(&layered(&cards).unwrap_err(), &place);
+    assert!(found[0].contains("2 replicas of 2 ranks, but [[node]] lists 2 devices; list 4"), "{found:?}");
+    assert_eq!(
+        shown(&layered(&listed(&["cuda:0", "cuda:1"])).unwrap()),
+        (1, 2, "cuda:0 | cuda:1".to_owned())
+    );
+    let variable = [("CONSORT_PARALLEL__DATA_PARALLEL_SIZE", "3")];
+    let of_variable = place.layered(&format!("{MODEL}{}", parallel(two)), &variable, &Overrides::default());
+    assert_eq!(shown(&of_variable.unwrap()).1, 3);
+
+    // Written and read again.
+    let written = place.load(&format!("{}{}", listed(&gpus), parallel(&all))).unwrap().to_toml();
+    assert_eq!(load(&written), expected);
+    let built =
+        Topology::builder(place.path().join("tiny.gguf")).tensor_parallel_size(2).data_parallel_size(3);
+    assert_eq!(shown(&built.build().unwrap()).1, 3);
+}
+
+#[test]
+fn devices_that_do_not_do_for_the_replicas_are_refused_at_their_key() {
+    let place = Place::new();
+    let refused =
+        |devices: &[&str], keys: &str| place.refused(&format!("{}[parallel]\n{keys}\n", listed(devices)));
+    let odd = refused(&["cuda:0", "cuda:1", "cuda:2"], "data_parallel_size = 2");
+    let told = "three.toml:6:22: parallel.data_parallel_size: 2 replicas, but [[node]] lists 3 devices; list as many \
+                devices for each replica, those of replica 0 first";
+    assert_eq!(odd, [told]);
+    let few = refused(&["cpu", "cpu", "cpu", "cpu"], "tensor_parallel_size = 3\ndata_parallel_size = 2");
+    let told = "three.toml:6:24: parallel.tensor_parallel_size: 2 replicas of 3 ranks, but [[node]] lists 4 devices; \
+                list 6: those of replica 0 first";
+    assert_eq!(few, [told]);
+    let many =
+        place.refused(&format!("{MODEL}[parallel]\ntensor_parallel_size = 64\ndata_parallel_size = 64\n"));
+    assert!(
+        many[0].ends_with("64 replicas of 64 ranks are too many; use at most 1024 ranks in all"),
+        "{many:?}"
+    );
+    // Replicas share no card either.
+    let same = refused(&["cuda:0", "cuda:1", "cuda:0", "cuda:2"], "data_parallel_size = 2");
+    assert!(same.len() == 1 && same[0].contains("is listed twice"), "{same:?}");
+    // Shares are those of one replica's ranks.
+    let shares = refused(&["cpu", "cpu", "cpu", "cpu"], "data_parallel_size = 2\nweights = [1, 1, 1, 1]");
+    assert!(shares[0].contains("parallel.weights: 4 weights for 2 ranks"), "{shares:?}");
+    for (name, table) in [("dp = 2", "parallel"), ("replicas = 2", "parallel")] {
+        let found = place.refused(&format!("{MODEL}[{table}]\n{name}\n"));
+        assert!(found[0].contains("did you mean `data_parallel_size` in [parallel]?"), "{found:?}");
+    }
+}
+
+#[test]
 fn answers_that_do_not_depend_on_company_are_a_choice_on_gpus_alone() {
     let place = Place::new();
     let invariant = |devices: &[&str], keys: &str| {

@@ -15,12 +15,13 @@ use consort_kernels::device::Isa;
 /// A key with a value for each layer, as TOML writes it: file, environment, flag.
 type Case = (&'static str, [&'static str; 3]);
 
-const CASES: [Case; 20] = [
+const CASES: [Case; 25] = [
     ("model.path", ["\"a.gguf\"", "\"b.gguf\"", "\"c.gguf\""]),
     ("model.dtype", ["\"float32\"", "\"auto\"", "\"bfloat16\""]),
     ("model.max_model_len", ["101", "102", "103"]),
     ("model.served_model_name", ["\"a\"", "\"b\"", "\"c\""]),
     ("parallel.tensor_parallel_size", ["2", "3", "4"]),
+    ("parallel.data_parallel_size", ["2", "3", "4"]),
     ("parallel.weights", ["[1.0]", "[2.0]", "[3.0]"]),
     ("parallel.threads_per_rank", ["2", "3", "4"]),
     ("parallel.cpu_isa", ["\"auto\"", "\"portable\"", "\"auto\""]),
@@ -28,10 +29,14 @@ const CASES: [Case; 20] = [
     ("node.devices", ["[\"cpu:1\"]", "[\"cpu:2\"]", "[\"cpu:3\"]"]),
     ("cache.block_size", ["32", "48", "64"]),
     ("cache.kv_cache_memory_bytes", ["1001", "1002", "1003"]),
+    ("cache.kv_offloading_bytes", ["2001", "2002", "2003"]),
     ("cache.gpu_memory_utilization", ["0.1", "0.2", "0.3"]),
+    ("cache.enable_prefix_caching", ["false", "true", "false"]),
+    ("cache.salt_per_api_key", ["false", "true", "false"]),
     ("scheduler.max_num_seqs", ["1", "2", "3"]),
     ("scheduler.max_num_batched_tokens", ["301", "302", "303"]),
     ("scheduler.max_waiting_requests", ["1", "2", "3"]),
+    ("scheduler.priority_aging_ms", ["0", "1", "2"]),
     ("server.api_key_env", ["\"A\"", "\"B\"", "\"C\""]),
     ("server.max_body_bytes", ["1001", "1002", "1003"]),
     ("server.host", ["\"a:8000\"", "\"b\"", "\"c\""]),
@@ -47,6 +52,7 @@ fn set(overrides: &mut Overrides, key: &str, value: &str) {
         "model.max_model_len" => overrides.max_model_len = number(),
         "model.served_model_name" => overrides.served_model_name = text(),
         "parallel.tensor_parallel_size" => overrides.tensor_parallel_size = number(),
+        "parallel.data_parallel_size" => overrides.data_parallel_size = number(),
         "parallel.weights" => overrides.weights = text(),
         "parallel.threads_per_rank" => overrides.threads_per_rank = number(),
         "parallel.cpu_isa" => overrides.cpu_isa = text(),
@@ -54,10 +60,16 @@ fn set(overrides: &mut Overrides, key: &str, value: &str) {
         "node.devices" => overrides.devices = text(),
         "cache.block_size" => overrides.block_size = number(),
         "cache.kv_cache_memory_bytes" => overrides.kv_cache_memory_bytes = text(),
+        "cache.kv_offloading_bytes" => overrides.kv_offloading_bytes = text(),
         "cache.gpu_memory_utilization" => overrides.gpu_memory_utilization = Some(value.parse().unwrap()),
+        "cache.enable_prefix_caching" => {
+            overrides.enable_prefix_caching = Some(value.parse().unwrap());
+        }
+        "cache.salt_per_api_key" => overrides.salt_per_api_key = Some(value.parse().unwrap()),
         "scheduler.max_num_seqs" => overrides.max_num_seqs = number(),
         "scheduler.max_num_batched_tokens" => overrides.max_num_batched_tokens = number(),
         "scheduler.max_waiting_requests" => overrides.max_waiting_requests = number(),
+        "scheduler.priority_aging_ms" => overrides.priority_aging_ms = Some(value.parse().unwrap()),
         "server.api_key_env" => overrides.api_key_env = text(),
         "server.max_body_bytes" => overrides.max_body_bytes = text(),
         "server.host" => overrides.host = text(),
@@ -174,7 +186,7 @@ fn the_variable_of_the_key_may_be_named_by_any_layer() {
     let flag = Overrides { api_key_env: Some(key.0.to_owned()), ..Overrides::default() };
     for (variables, overrides) in [(vec![key], flag.clone()), (vec![key, named], Overrides::default())] {
         let topology = place.layered(super::MODEL, &variables, &overrides).unwrap();
-        assert_eq!(topology.api_key().unwrap().reveal(), "sk-secret");
+        assert_eq!(topology.api_keys()[0].reveal(), "sk-secret");
     }
     // A name that a higher layer has replaced is nobody's any more.
     let text = format!("{}[server]\napi_key_env = \"CONSORT_OLD__KEY\"\n", super::MODEL);

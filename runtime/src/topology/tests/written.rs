@@ -16,6 +16,10 @@ fn written_topologies_read_back_equal() {
         .threads_per_rank(2)
         .max_model_len(512)
         .kv_cache_memory_bytes(1 << 30)
+        .enable_prefix_caching(false)
+        .salt_per_api_key(false)
+        .priority_aging_ms(0)
+        .kv_offloading_bytes(1 << 31)
         .listen("[::]:80")
         .api_key_env("KEY")
         .build_with(&[("KEY", "secret")].into_iter().collect())
@@ -72,8 +76,12 @@ fn every_value_is_written_with_its_origin() {
         "# devices = [\"cpu\", \"cpu\"] # computed: one for each rank",
         "block_size = 16 # default",
         "kv_cache_memory_bytes = 12345 # computed: 10 blocks, over all ranks",
+        "enable_prefix_caching = true # default",
+        "salt_per_api_key = true # default; no effect with fewer than two keys",
+        "# kv_offloading_bytes is not set: evicted blocks are not kept",
         "max_num_seqs = 8 # environment variable CONSORT_SCHEDULER__MAX_NUM_SEQS",
         "max_num_batched_tokens = 512 # default",
+        "priority_aging_ms = 10000 # default",
         "listen = \"0.0.0.0:9000\" # three.toml:5:10, port from --port",
         "api_key_env = \"KEY\" # three.toml:6:15",
     ];
@@ -133,6 +141,12 @@ fn topology(place: &Place, seed: &Seed) -> Topology {
     if seed.flags & 32 != 0 {
         builder = builder.batch_invariant(seed.choice.is_multiple_of(2));
     }
+    if seed.flags & 128 != 0 {
+        let is_even = seed.choice.is_multiple_of(2);
+        let aging_ms = seed.bytes % (24 * 3600 * 1000 + 1);
+        builder =
+            builder.enable_prefix_caching(is_even).salt_per_api_key(!is_even).priority_aging_ms(aging_ms);
+    }
     if seed.flags & 64 != 0 {
         let uuid =
             |rank: usize| format!("cuda:GPU-0123abcd-4567-89ef-0123-4567{:08x}", rank * seed.choice + rank);
@@ -165,7 +179,7 @@ prop_compose! {
         more in 0_usize..100_000,
         bytes in any::<u64>(),
         weights in prop::collection::vec(1e-30_f64..1e30, 1..9),
-        flags in 0_u32..128,
+        flags in 0_u32..256,
     ) -> Seed {
         Seed { name, choice, seqs, more, bytes, weights, flags }
     }

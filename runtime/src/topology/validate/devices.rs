@@ -7,13 +7,22 @@ use super::{
         DeviceSpec,
         error::Violations,
         excerpt::shown,
-        raw::{Leaf, Origin, RawNode, RawTopology, Sourced},
+        raw::{Leaf, Origin, RawNode, RawParallel, RawTopology, Sourced},
     },
     Fields, RANKS_MAX,
 };
 
 const SIZE_KEY: &str = "parallel.tensor_parallel_size";
+const REPLICAS_KEY: &str = "parallel.data_parallel_size";
 const DEVICES_KEY: &str = "node.devices";
+
+/// What runs where.
+pub(super) struct Placement {
+    /// Of each rank, replica by replica: as many for each.
+    pub(super) devices: Vec<DeviceSpec>,
+    /// At least one.
+    pub(super) replicas: usize,
+}
 
 /// Where the number of ranks and the devices contradict each other and come from different layers, the lower layer
 /// gives way: a flag wins over a file whichever of the two it says.
@@ -22,10 +31,14 @@ pub(super) fn settle(raw: &mut RawTopology) {
     let Some(size) = &raw.parallel.tensor_parallel_size else { return };
     let Some(first) = devices().next() else { return };
     let total = devices().map(|list| list.value.len()).sum::<usize>();
-    if i64::try_from(total).is_ok_and(|total| total == size.value) {
+    let replicas = raw.parallel.data_parallel_size.as_ref();
+    let needed = size.value.saturating_mul(replicas.map_or(1, |replicas| replicas.value));
+    if i64::try_from(total).is_ok_and(|total| total == needed) {
         return;
     }
-    match size.origin.layer().cmp(&first.origin.layer()) {
+    let layer =
+        replicas.map_or(size.origin.layer(), |replicas| replicas.origin.layer().max(size.origin.layer()));
+    match layer.cmp(&first.origin.layer()) {
         Ordering::Less => raw.parallel.tensor_parallel_size = None,
         // Nodes elsewhere stay, to be refused: nothing is run here that was meant for another machine. So do GPUs:
         // nothing is run on a CPU that was meant for them, and which of them to use is not ours to choose.
@@ -40,9 +53,71 @@ pub(super) fn settle(raw: &mut RawTopology) {
     }
 }
 
-/// One device per rank. The number of ranks and the list of devices each imply the other.
-pub(super) fn devices(size: &Leaf<i64>, nodes: &[RawNode], fields: &mut Fields) -> Vec<DeviceSpec> {
-    let count = fields.optional_count(SIZE_KEY, size, RANKS_MAX);
+/// One device for each rank of each replica. The number of ranks and the list of devices each imply the other.
+pub(super) fn placement(parallel: &RawParallel, nodes: &[RawNode], fields: &mut Fields) -> Placement {
+    let count = fields.optional_count(SIZE_KEY, &parallel.tensor_parallel_size, RANKS_MAX);
+    let mut replicas =
+        fields.optional_count(REPLICAS_KEY, &parallel.data_parallel_size, RANKS_MAX).unwrap_or(1);
+    if let (Some(size), Some(given)) = (count, &parallel.data_parallel_size)
+        && size * replicas > RANKS_MAX as usize
+    {
+        let problem = format!("{} of {} are too many", number(replicas, "replica"), number(size, "rank"));
+        let remedy = format!("use at most {RANKS_MAX} ranks in all");
+        fields.violations.add(REPLICAS_KEY, &given.origin, problem, remedy);
+        replicas = 1;
+    }
+    let devices = listed_devices(nodes, fields);
+    if devices.is_empty() {
+        let ranks = count.unwrap_or(1) * replicas;
+        return Placement { devices: vec![DeviceSpec::Cpu(None); ranks], replicas };
+    }
+    let ranks = count.unwrap_or(devices.len() / replicas).max(1);
+    if devices.len() == ranks * replicas {
+        return Placement { devices, replicas };
+    }
+    disagree(parallel, nodes, (count, replicas, devices.len()), fields);
+    // Something that can be held against the model: what the devices say, if they are as many for each replica.
+    match devices.len().is_multiple_of(replicas) {
+        true => Placement { devices, replicas },
+        false => Placement { devices: vec![DeviceSpec::Cpu(None); ranks * replicas], replicas },
+    }
+}
+
+/// Tells that there are not as many devices as the numbers of ranks and replicas ask for.
+fn disagree(
+    parallel: &RawParallel,
+    nodes: &[RawNode],
+    (count, replicas, devices): (Option<usize>, usize, usize),
+    fields: &mut Fields,
+) {
+    let Some(other) = nodes.iter().find_map(|node| node.devices.as_ref()) else { return };
+    let listed = number(devices, "device");
+    let note = (&other.origin, format!("{listed} in all, from here on"));
+    let (key, given, problem, remedy) =
+        match (count, &parallel.tensor_parallel_size, &parallel.data_parallel_size) {
+            (Some(count), Some(size), _) if replicas == 1 => {
+                let problem = format!("{}, but [[node]] lists {listed}", number(count, "rank"));
+                let wanted = number(count, "device");
+                let remedy = format!("set it to {devices}, or list {wanted}, or leave one of the two out");
+                (SIZE_KEY, size, problem, remedy)
+            }
+            (Some(count), Some(size), _) => {
+                let of_each = number(count, "rank");
+                let problem = format!("{replicas} replicas of {of_each}, but [[node]] lists {listed}");
+                (SIZE_KEY, size, problem, format!("list {}: those of replica 0 first", count * replicas))
+            }
+            (_, _, Some(size)) => {
+                let problem = format!("{replicas} replicas, but [[node]] lists {listed}");
+                let remedy = "list as many devices for each replica, those of replica 0 first".to_owned();
+                (REPLICAS_KEY, size, problem, remedy)
+            }
+            _ => return,
+        };
+    fields.violations.add_clash((key, &given.origin), problem, remedy, note);
+}
+
+/// The devices of all nodes, in their order; none where none is listed.
+fn listed_devices(nodes: &[RawNode], fields: &mut Fields) -> Vec<DeviceSpec> {
     let (mut devices, mut company) = (Vec::new(), Company::default());
     let listed = || nodes.iter().filter_map(|node| node.devices.as_ref());
     let total = listed().map(|list| list.value.len()).sum::<usize>().max(nodes.len());
@@ -79,22 +154,6 @@ pub(super) fn devices(size: &Leaf<i64>, nodes: &[RawNode], fields: &mut Fields) 
                 "list the node's devices, such as [\"cpu\"]",
             ),
         }
-    }
-    match (size, count) {
-        (Some(size), Some(count)) if !devices.is_empty() && devices.len() != count => {
-            let listed = number(devices.len(), "device");
-            let problem = format!("{}, but [[node]] lists {listed}", number(count, "rank"));
-            let remedy = format!(
-                "set it to {}, or list {}, or leave one of the two out",
-                devices.len(),
-                number(count, "device")
-            );
-            let Some(other) = nodes.iter().find_map(|node| node.devices.as_ref()) else { return devices };
-            let note = (&other.origin, format!("{listed} in all, from here on"));
-            fields.violations.add_clash((SIZE_KEY, &size.origin), problem, remedy, note);
-        }
-        (_, count) if devices.is_empty() => devices = vec![DeviceSpec::Cpu(None); count.unwrap_or(1)],
-        _ => {}
     }
     devices
 }

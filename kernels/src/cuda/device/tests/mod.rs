@@ -3,6 +3,7 @@
 mod faults;
 mod graphs;
 mod memory;
+mod offload;
 mod opening;
 mod operations;
 mod products;

@@ -1,0 +1,186 @@
+//! What the KV cache does for users, over the real model on this machine's CPU.
+//!
+//! `cargo bench -p consort-cluster-tests --bench cache`, after `cargo xtask model`. Prints three tables: time to the first
+//! token of prompts that are found in the prefix cache and of others; 32 clients with one system prompt, with and without
+//! the cache; and 64 mixed requests in an ample pool and in a quarter of it. Runs are interleaved and figures medians,
+//! because the machine may be shared.
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use consort::{Engine, GenerateOptions, Prompt, TextEvent};
+
+const SYSTEM_PROMPT_TOKENS: usize = 1500;
+const CLIENTS: usize = 32;
+const MIXED: usize = 64;
+const BLOCK_SIZE: usize = 16;
+/// Of SmolLM2 in bfloat16: 30 layers of 3 KV heads of 64, keys and values.
+const TOKEN_BYTES: u64 = 30 * 3 * 64 * 2 * 2;
+
+/// What came of one request.
+struct Answer {
+    tokens: Vec<u32>,
+    first: Duration,
+    /// The longest time between two tokens.
+    gap: Duration,
+}
+
+async fn engine(prefix_caching: bool, kv_tokens: usize, max_num_seqs: usize) -> Result<Engine> {
+    let model =
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    ensure!(model.exists(), "{} is missing: run `cargo xtask model` first", model.display());
+    let engine = Engine::builder()
+        .model(model)
+        .dtype("bfloat16")
+        .max_model_len(2048)
+        .max_num_seqs(max_num_seqs)
+        .max_num_batched_tokens(512)
+        .kv_cache_memory_bytes(kv_tokens as u64 * TOKEN_BYTES)
+        .enable_prefix_caching(prefix_caching)
+        .start()
+        .await?;
+    Ok(engine)
+}
+
+/// Tokens of ordinary words, the same for the same seed.
+fn words(seed: usize, count: usize) -> Vec<u32> {
+    (0..count).map(|at| (1000 + (at * 7919 + seed * 104_729 + seed * at % 13) % 40_000) as u32).collect()
+}
+
+async fn ask(engine: &Engine, prompt: Vec<u32>, max_tokens: usize, seed: i64) -> Result<Answer> {
+    let options = GenerateOptions {
+        max_tokens: Some(max_tokens),
+        temperature: Some(0.8),
+        seed: Some(seed),
+        ignore_eos: true,
+        ..GenerateOptions::default()
+    };
+    let begun = Instant::now();
+    let mut stream = engine.generate(Prompt::Tokens(prompt), options)?;
+    let (mut tokens, mut first, mut last, mut gap) = (Vec::new(), None, begun, Duration::ZERO);
+    while let Some(event) = stream.next().await {
+        let TextEvent::Delta(delta) = event? else { continue };
+        let now = Instant::now();
+        if first.is_some() {
+            gap = gap.max(now - last);
+        }
+        first.get_or_insert(now - begun);
+        last = now;
+        tokens.extend(delta.tokens);
+    }
+    Ok(Answer { tokens, first: first.context("no token came")?, gap })
+}
+
+/// All at once; the answers in their order and the time until the last has ended.
+async fn together(engine: &Engine, requests: Vec<(Vec<u32>, usize)>) -> Result<(Vec<Answer>, Duration)> {
+    let begun = Instant::now();
+    let tasks = requests.into_iter().enumerate().map(|(at, (prompt, max_tokens))| {
+        let engine = engine.clone();
+        tokio::spawn(async move { ask(&engine, prompt, max_tokens, at as i64).await })
+    });
+    let tasks: Vec<_> = tasks.collect();
+    let mut answers = Vec::new();
+    for task in tasks {
+        answers.push(task.await??);
+    }
+    Ok((answers, begun.elapsed()))
+}
+
+fn median(mut times: Vec<Duration>) -> f64 {
+    times.sort();
+    times[times.len() / 2].as_secs_f64()
+}
+
+/// Time to the first token, one request at a time.
+async fn hits_and_misses() -> Result<()> {
+    let engine = engine(true, 64 * 1024, 32).await?;
+    let (mut misses, mut hits) = (Vec::new(), Vec::new());
+    for round in 0..9 {
+        let mut prompt = words(100 + round, SYSTEM_PROMPT_TOKENS);
+        prompt.extend(words(1, 20));
+        misses.push(ask(&engine, prompt.clone(), 4, 0).await?.first);
+        prompt.truncate(SYSTEM_PROMPT_TOKENS);
+        prompt.extend(words(2, 20));
+        hits.push(ask(&engine, prompt, 4, 0).await?.first);
+    }
+    let (miss, hit) = (median(misses), median(hits));
+    println!("\n| prompt of {} tokens | first token after | ratio |", SYSTEM_PROMPT_TOKENS + 20);
+    println!("|---|--:|--:|");
+    println!("| not seen before | {miss:.3} s | 1 |");
+    println!("| first {SYSTEM_PROMPT_TOKENS} tokens seen before | {hit:.3} s | {:.3} |", hit / miss);
+    engine.shutdown(Duration::from_secs(5)).await;
+    Ok(())
+}
+
+/// 32 clients at once whose prompts begin with the same 1,500 tokens.
+async fn one_system_prompt() -> Result<()> {
+    let requests = || -> Vec<(Vec<u32>, usize)> {
+        let prompt = |at| [words(7, SYSTEM_PROMPT_TOKENS), words(200 + at, 20)].concat();
+        (0..CLIENTS).map(|at| (prompt(at), 16)).collect()
+    };
+    println!(
+        "\n| {CLIENTS} clients, one system prompt | tokens computed | median first token | all done after |"
+    );
+    println!("|---|--:|--:|--:|");
+    let mut tokens: Vec<Vec<Vec<u32>>> = Vec::new();
+    for prefix_caching in [false, true] {
+        let engine = engine(prefix_caching, 64 * 1024, CLIENTS).await?;
+        let (answers, took) = together(&engine, requests()).await?;
+        let computed = engine.status().ensemble.computed_tokens;
+        let first = median(answers.iter().map(|answer| answer.first).collect());
+        let name = if prefix_caching { "prefix cache" } else { "without" };
+        println!("| {name} | {computed} | {first:.2} s | {:.2} s |", took.as_secs_f64());
+        tokens.push(answers.into_iter().map(|answer| answer.tokens).collect());
+        engine.shutdown(Duration::from_secs(5)).await;
+    }
+    ensure!(tokens[0] == tokens[1], "tokens differ with and without hits");
+    println!("tokens: identical");
+    Ok(())
+}
+
+/// Prompts of 40 to 630 tokens, answers of 16 to 200.
+fn mixed() -> Vec<(Vec<u32>, usize)> {
+    (0..MIXED).map(|at| (words(300 + at, 40 + at * 389 % 591), 16 + at * 131 % 185)).collect()
+}
+
+async fn ample_and_quarter() -> Result<()> {
+    let need: usize = mixed().iter().map(|(prompt, max_tokens)| prompt.len() + max_tokens).sum();
+    let quarter = (need / 4).next_multiple_of(BLOCK_SIZE).max(2048);
+    let pools = [("ample", 2 * need), ("a quarter", quarter)];
+    let generated: usize = mixed().iter().map(|(_, max_tokens)| max_tokens).sum();
+    let mut rows: Vec<(Vec<Duration>, u64, Duration)> = vec![(Vec::new(), 0, Duration::ZERO); pools.len()];
+    let mut tokens: Option<Vec<Vec<u32>>> = None;
+    for _ in 0..3 {
+        for ((_, kv_tokens), row) in pools.iter().zip(&mut rows) {
+            let engine = engine(true, *kv_tokens, MIXED).await?;
+            let (answers, took) = together(&engine, mixed()).await?;
+            row.0.push(took);
+            row.1 = row.1.max(engine.status().ensemble.preemptions);
+            row.2 = answers.iter().map(|answer| answer.gap).chain([row.2]).max().unwrap_or_default();
+            let all: Vec<Vec<u32>> = answers.into_iter().map(|answer| answer.tokens).collect();
+            ensure!(tokens.get_or_insert_with(|| all.clone()) == &all, "tokens depend on the pool");
+            engine.shutdown(Duration::from_secs(5)).await;
+        }
+    }
+    println!(
+        "\n| {MIXED} mixed requests, need {need} tokens | pool, tokens | tokens/s | ratio | preemptions | longest gap |"
+    );
+    println!("|---|--:|--:|--:|--:|--:|");
+    let speeds: Vec<f64> = rows.iter().map(|(times, ..)| generated as f64 / median(times.clone())).collect();
+    for (((name, kv_tokens), (_, preemptions, gap)), speed) in pools.iter().zip(&rows).zip(&speeds) {
+        let (ratio, gap) = (speed / speeds[0], gap.as_secs_f64());
+        println!("| {name} | {kv_tokens} | {speed:.0} | {ratio:.2} | {preemptions} | {gap:.2} s |");
+    }
+    println!("tokens: identical");
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    hits_and_misses().await?;
+    one_system_prompt().await?;
+    ample_and_quarter().await
+}

@@ -1,0 +1,265 @@
+use std::{fs, path::Path};
+
+use clap::Parser;
+use consort_parallel::plan::PlanRequest;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::*;
+use crate::{
+    cli::args::{Cli, Command},
+    testing,
+    topology::{Environment, Overrides, Topology},
+};
+
+const HEADLINE: [&str; 5] = ["gpt-oss-120b", "--gpus", "3xH100-80GB", "--dtype", "bfloat16"];
+
+fn parse(words: &[&str]) -> Result<PlanArgs, clap::Error> {
+    let line = [&["consort", "plan"], words].concat();
+    let Command::Plan(args) = Cli::try_parse_from(line)?.command else { panic!("not plan") };
+    Ok(args)
+}
+
+fn answered(words: &[&str]) -> Answer {
+    answer(&parse(words).expect("well spelt"), Style::Plain).expect("an answer")
+}
+
+fn json(words: &[&str]) -> Value {
+    serde_json::from_str(&answered(&[words, &["--json"]].concat()).text).expect("JSON")
+}
+
+fn code(error: &anyhow::Error) -> u8 {
+    crate::cli::exit_code(error)
+}
+
+fn checkpoint() -> TempDir {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    testing::write_checkpoint(folder.path());
+    folder
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+#[test]
+fn three_h100_and_gpt_oss_are_told_of_with_bars_and_without_colours() {
+    let answer = answered(&HEADLINE);
+    assert!(answer.problem.is_none());
+    for part in [
+        "gpt-oss-120b: 116.83 billion parameters, 5.13 billion of them for a token (4 of 128 experts)",
+        "weights in bfloat16, 233.7 GB in all",
+        "keys and values: 72.0 KiB a token; where windows are freed, 36.0 KiB a token and 5.3 MB a sequence",
+        "it fits",
+        "note: this version plans gpt-oss-120b and does not run it",
+    ] {
+        assert!(answer.text.contains(part), "{part}\n{}", answer.text);
+    }
+    let bars: Vec<&str> = answer.text.lines().filter(|line| line.contains('|')).collect();
+    assert_eq!(bars.len(), 3);
+    for bar in bars {
+        assert_eq!(bar.split('|').nth(1).map(str::len), Some(60), "{bar}");
+        assert!(bar.contains('#') && bar.contains('+') && bar.contains('=') && bar.contains('.'), "{bar}");
+    }
+    assert!(!answer.text.contains('\u{1b}'));
+    let coloured =
+        super::answer(&parse(&HEADLINE).expect("well spelt"), Style::Coloured).expect("an answer").text;
+    assert!(coloured.contains("\u{1b}[34m█") && coloured.lines().count() == answer.text.lines().count());
+}
+
+#[test]
+fn colours_are_for_terminals_whose_users_did_not_refuse_them() {
+    let style =
+        |is_terminal, no_color: Option<&str>| Style::of_terminal(is_terminal, no_color.map(AsRef::as_ref));
+    assert_eq!(style(true, None), Style::Coloured);
+    assert_eq!(style(true, Some("")), Style::Coloured);
+    assert_eq!(style(true, Some("1")), Style::Plain);
+    assert_eq!(style(false, None), Style::Plain);
+}
+
+#[test]
+fn json_names_every_number_that_documentation_lists() {
+    let json = json(&HEADLINE);
+    let documented = include_str!("../../../../docs/plan.md");
+    fn names(value: &Value, into: &mut Vec<String>) {
+        match value {
+            Value::Object(object) => object.iter().for_each(|(name, value)| {
+                into.push(name.clone());
+                names(value, into);
+            }),
+            Value::Array(values) => values.iter().for_each(|value| names(value, into)),
+            _ => {}
+        }
+    }
+    let mut all = Vec::new();
+    names(&json, &mut all);
+    all.sort();
+    all.dedup();
+    assert!(all.len() > 50, "{all:?}");
+    for name in all {
+        assert!(documented.contains(&format!("`{name}`")), "docs/plan.md does not tell of `{name}`");
+    }
+    assert_eq!(json["fits"], true);
+    assert_eq!(json["ranks"][2]["query_heads"], 16);
+    assert_eq!(json["ranks"][0]["expert_columns"], 960);
+    assert_eq!(json["ranks"][0]["vocabulary_rows"], 67_072);
+    assert_eq!(json["cache"]["windows"], serde_json::json!([128, null]));
+    let users = json["users"][0]["windows_freed"].as_u64().expect("a number");
+    assert!((135..=185).contains(&users), "{users}");
+    let parts: u64 =
+        json["ranks"][0]["weights"].as_object().expect("parts").values().filter_map(Value::as_u64).sum();
+    assert_eq!(json["ranks"][0]["weight_bytes"].as_u64(), Some(parts));
+    assert_eq!(json["steps"].as_array().map(Vec::len), Some(4));
+}
+
+#[test]
+fn what_does_not_fit_ends_with_code_one_and_the_smallest_change() {
+    let answer = answered(&["openai/gpt-oss-120b", "--gpus", "2xH100-80GB", "--dtype", "bfloat16"]);
+    let problem = answer.problem.expect("it does not fit");
+    assert_eq!(code(&DoesNotFit(problem.clone()).into()), 1);
+    assert!(problem.contains("the smallest change: dtype = mxfp4, as the checkpoint holds it"), "{problem}");
+    assert!(answer.text.contains("or: 3 x H100-80GB\n"), "{}", answer.text);
+}
+
+#[test]
+fn wrong_calls_end_with_code_two_and_say_what_could_be_meant() {
+    for (words, said) in [
+        (&["gpt-os-120b", "--gpus", "H100"][..], "did you mean gpt-oss-120b?"),
+        (&["gpt-oss-120b"], "--gpus"),
+        (&["Llama-3.1-8B", "--gpus", "H100", "--dtype", "mxfp4"], "format of experts"),
+        (&["Llama-3.1-8B", "--gpus", "40xH100"], "at most 32 ranks"),
+        (&["Llama-3.1-8B", "--gpus", "H100", "--max-model-len", "0"], "max_model_len is 0"),
+        (&["gpt-oss-120b", "--gpus", "H100", "--emit-toml"], "--dtype bfloat16"),
+    ] {
+        let error = answer(&parse(words).expect("well spelt"), Style::Plain).err().expect("refused");
+        assert_eq!(code(&error), 2, "{words:?}: {error}");
+        assert!(error.to_string().contains(said), "{words:?}: {error}");
+    }
+    for (words, said) in [
+        (&["gpt-oss-120b", "--gpus", "3xH1000"][..], "known are"),
+        (&["gpt-oss-120b", "--gpus", "H100", "--dtype", "int4"], "mxfp4, fp8, bfloat16, float32"),
+        (&["gpt-oss-120b", "--gpus", "H100", "--gpu-memory-utilization", "1.5"], "at most 1"),
+        (&["gpt-oss-120b", "--gpus", "H100", "--json", "--emit-toml"], "cannot be used with"),
+    ] {
+        let error = parse(words).expect_err("refused");
+        assert_eq!(error.exit_code(), 2, "{words:?}");
+        assert!(error.to_string().contains(said), "{words:?}: {error}");
+    }
+}
+
+#[test]
+fn an_emitted_topology_is_one_that_serve_takes() {
+    for words in [&HEADLINE[..], &["Llama-3.3-70B", "--gpus", "4xA100-80GB", "--max-num-seqs", "64"]] {
+        let text = answered(&[words, &["--emit-toml"]].concat()).text;
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("cluster.toml");
+        fs::write(&file, &text).expect("written");
+        let name =
+            text.lines().find_map(|line| line.strip_prefix("path = ")).expect("a path").trim_matches('"');
+        fs::create_dir_all(folder.path().join(name)).expect("a new folder");
+        let taken = Topology::load_with(&file, &Overrides::default(), &Environment::empty());
+        let topology = taken.unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let plan =
+            Plan::new(&ask(&parse(words).expect("well spelt")).expect("asked").request).expect("a plan");
+        assert_eq!(topology.tensor_parallel_size(), plan.ranks.len());
+        let limits = plan.request.limits;
+        assert_eq!(topology.max_model_len(), Some(limits.max_model_len));
+        assert_eq!(topology.max_num_batched_tokens(), limits.max_num_batched_tokens);
+        assert_eq!(topology.max_num_seqs(), limits.max_num_seqs);
+        // What it may use of a card is what was planned with, less a thousandth.
+        let part = topology.gpu_memory_utilization();
+        for rank in &plan.ranks {
+            let usable = (rank.memory_bytes.expect("known") as f64 * part) as u64;
+            assert!(rank.usable_bytes.is_some_and(|planned| usable <= planned), "{part}");
+        }
+        let request = PlanRequest { utilization: Some(part), ..plan.request };
+        assert!(Plan::new(&request).expect("a plan").fits());
+    }
+}
+
+#[test]
+fn a_folder_is_planned_from_its_headers_alone() {
+    let folder = checkpoint();
+    let on_cards = json(&[path(folder.path()), "--gpus", "2xL40S"]);
+    assert_eq!(on_cards["fits"], true, "{on_cards}");
+    let bytes = on_cards["model"]["stored_bytes"].as_u64().expect("read from the headers");
+    // Weights are stored in 32 bits, and held in 16.
+    assert_eq!(bytes, 4 * on_cards["model"]["parameters"].as_u64().expect("counted"));
+    assert_eq!(on_cards["settings"]["dtype"], "bfloat16");
+    // A default that is for processors does not hold for cards.
+    assert_eq!(on_cards["settings"]["max_num_batched_tokens"], 2048);
+    let on_host = json(&[path(folder.path())]);
+    assert_eq!(on_host["ranks"][0]["device"], "cpu");
+    assert_eq!(on_host["steps"], serde_json::json!([]));
+    assert!(on_host["notes"][0].as_str().is_some_and(|note| note.contains("processor")), "{on_host}");
+    let toml = answered(&[path(folder.path()), "--emit-toml"]).text;
+    let taken = Topology::from_toml_str_with(&toml, &Overrides::default(), &Environment::empty());
+    assert_eq!(taken.expect(&toml).model_path(), folder.path());
+}
+
+#[test]
+fn a_configuration_alone_is_enough_for_models_that_are_only_planned() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let config = serde_json::json!({
+        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 4096, "intermediate_size": 12_288,
+        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 40_960, "vocab_size": 151_936, "tie_word_embeddings": false,
+    });
+    fs::write(folder.path().join("config.json"), config.to_string()).expect("written");
+    let here = json(&[path(folder.path()), "--gpus", "L40S"]);
+    let named = json(&["Qwen3-8B", "--gpus", "L40S"]);
+    for part in ["weight_bytes", "ranks", "cache", "users", "steps", "settings"] {
+        assert_eq!(here[part], named[part], "{part}");
+    }
+    assert_eq!(named["users"][3]["paged"], Value::Null, "beyond what the model was trained for");
+    let error =
+        answer(&parse(&[path(folder.path())]).expect("well spelt"), Style::Plain).err().expect("refused");
+    assert_eq!(code(&error), 2, "{error}");
+}
+
+#[test]
+fn a_topology_is_planned_as_the_engine_would_run_it() {
+    let folder = checkpoint();
+    let file = folder.path().join("cluster.toml");
+    let text = format!(
+        "[model]\npath = \"{}\"\nmax_model_len = 1024\n[parallel]\ntensor_parallel_size = 2\nweights = [2, 1]\n\
+         [cache]\nkv_cache_memory_bytes = \"1MiB\"\n",
+        path(folder.path())
+    );
+    fs::write(&file, text).expect("written");
+    let planned = json(&[path(&file)]);
+    assert_eq!(planned["settings"]["kv_cache_memory_bytes"], 1 << 20);
+    assert_eq!(planned["settings"]["max_model_len"], 1024);
+    let heads: Vec<u64> = planned["ranks"]
+        .as_array()
+        .expect("ranks")
+        .iter()
+        .filter_map(|rank| rank["query_heads"].as_u64())
+        .collect();
+    assert_eq!(heads, [4, 2]);
+    // The engine's own figure, from the same computation.
+    let config = crate::Engine::from_toml(&file).environment(Environment::empty()).effective_config();
+    let blocks = format!("{} blocks, over all ranks", planned["cache"]["pages"]);
+    let config = config.expect("it fits");
+    assert!(config.contains("kv_cache_memory_bytes = 1048576"), "{blocks}\n{config}");
+    fs::write(&file, "[model]\npath = \"nowhere\"\n").expect("written");
+    let error = answer(&parse(&[path(&file)]).expect("well spelt"), Style::Plain).err().expect("refused");
+    assert_eq!(code(&error), 1, "{error}");
+}
+
+#[test]
+fn a_drawing_has_a_bar_for_each_rank_and_escapes_what_it_names() {
+    let words = [&HEADLINE[..], &["--svg", "plan.svg"]].concat();
+    let svg = answered(&words).svg.expect("asked for");
+    assert!(svg.starts_with("<svg xmlns=") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    assert_eq!(svg.matches("<title>weights: ").count(), 3);
+    assert_eq!(svg.matches("<title>keys and values: ").count(), 3);
+    assert!(!svg.contains("#c0392b"), "nothing is beyond the memory");
+    let short = ["gpt-oss-120b", "--gpus", "1x80GB@1TBps", "--dtype", "bfloat16", "--svg", "plan.svg"];
+    assert!(answered(&short).svg.expect("asked for").contains("#c0392b"), "what does not fit shows");
+    let args = parse(&["Llama-3.1-8B", "--gpus", "H100"]).expect("well spelt");
+    let mut request = ask(&args).expect("asked").request;
+    request.model.name = "<a & \"b\">\u{1b}".to_owned();
+    let drawn = svg::svg(&Report::new(&Plan::new(&request).expect("a plan"), None, 2048));
+    assert!(drawn.contains("&lt;a &amp; &quot;b&quot;&gt;") && !drawn.contains('\u{1b}'), "{drawn}");
+}
