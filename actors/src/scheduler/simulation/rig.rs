@@ -44,7 +44,6 @@ pub(in crate::scheduler) struct Simulation {
     pub(super) now_ns: u64,
     /// Steps absorbed, in all epochs.
     pub(super) steps: u64,
-    /// Tokens computed by absorbed steps, and those there are in all requests: the first is bounded by the second.
     pub(super) lost_groups: u64,
     /// Events from one look at everything to the next; in between only what a plan or a result shows is looked at.
     pub(super) events_per_check: u64,
