@@ -14,6 +14,7 @@ mod emulate;
 mod fixtures;
 mod model;
 mod process;
+mod simulate;
 mod test;
 mod tidy;
 mod venv;
@@ -50,6 +51,8 @@ enum Chore {
     Emulate(emulate::Args),
     /// Make a folder that checks kernels and models on a machine with a GPU, and how fast they are beside PyTorch.
     DeviceCheck(device_check::Args),
+    /// Simulate the scheduler, seed after seed, until time is over or an invariant breaks.
+    Simulate(simulate::Args),
     /// Generate the reference logits anew, with torch and transformers (several GB; never in CI).
     Fixtures(fixtures::Args),
 }
@@ -76,6 +79,7 @@ fn run(chore: Chore) -> anyhow::Result<()> {
         Chore::Tidy(args) => tidy::run(&workspace, &args),
         Chore::Emulate(args) => emulate::run(&workspace, &args),
         Chore::DeviceCheck(args) => device_check::run(&workspace, &args),
+        Chore::Simulate(args) => simulate::run(&workspace, &args),
         Chore::Fixtures(args) => fixtures::run(&workspace, &args),
     }
 }

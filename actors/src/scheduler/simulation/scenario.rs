@@ -22,6 +22,7 @@ pub(super) struct Setup {
 
 /// Something that happens from outside.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are submissions")]
 pub(super) enum Action {
     Submit(Ask),
     /// Ends one choice of the request that the event of this number submitted, or all.

@@ -69,15 +69,18 @@ fn setup(random: &mut Random) -> Setup {
     Setup { config, cache, cost, depth: random.between(1, 2), events_per_check: 1 }
 }
 
-/// Long answers in a pool for one and a half of them, so that many give way, and often.
+/// Long answers of low priority, in a pool for little more than one of them, and others that come before them again and
+/// again: so some give way as often as may be.
 fn squeeze(random: &mut Random, setup: &mut Setup, users: &mut Users) {
+    (setup.config.max_model_len, users.max_model_len) = (160, 160);
+    setup.cache.block_size = setup.cache.block_size.min(4);
     let alone = setup.cache.pages_for(setup.config.max_model_len - 1);
-    setup.cache.num_blocks = alone + random.below(alone + 1);
+    setup.cache.num_blocks = alone + random.below(alone / 4 + 1);
     (setup.config.max_waiting_requests, setup.config.priority_aging_ms) = (200, 1000);
-    setup.config.max_num_seqs = setup.config.max_num_seqs.max(8);
-    setup.config.max_num_batched_tokens = setup.config.max_num_batched_tokens.max(16);
-    (users.lengths, users.with_priority, users.with_prefix) = (Lengths::Stories, 80, 0);
-    (users.repeating, users.with_choices, users.pressure) = (0, 0, 3);
+    setup.config.max_num_seqs = setup.config.max_num_seqs.max(4);
+    setup.config.max_num_batched_tokens = setup.config.max_num_batched_tokens.max(12);
+    (users.lengths, users.with_prefix, users.repeating, users.with_choices) = (Lengths::Squeezed, 0, 0, 0);
+    (users.pressure, users.burst, users.cancelling) = (random.between(6, 20) as u64, 1, 0);
 }
 
 /// Many come at once with the same long beginning, which takes several steps to compute, and some soon leave.
@@ -103,6 +106,8 @@ enum Lengths {
     Scoring,
     /// Any of these.
     Mixed,
+    /// One in eight is as long as may be and can wait, the others are short and cannot.
+    Squeezed,
 }
 
 /// Who asks, and how.
@@ -243,24 +248,35 @@ impl Users {
             Lengths::Documents => (random.between(most / 3, most - 1), random.between(1, 6)),
             Lengths::Stories => (random.between(1, 8), random.between(most / 4, most)),
             Lengths::Scoring => (random.between(1, most / 2), random.below(2)),
+            Lengths::Squeezed => (random.between(1, 6), random.between(most / 6, most / 2)),
             Lengths::Chat | Lengths::Mixed => (random.between(1, most / 3), random.between(1, most / 2)),
         };
+        let can_wait = matches!(lengths, Lengths::Squeezed) && random.chance(12);
+        if can_wait {
+            max_tokens = most;
+        }
         // Some ask for more than there can be.
-        if !random.chance(2) {
+        if can_wait || !random.chance(2) {
             max_tokens = max_tokens.min(most - prompt_len);
         }
         let scores = match lengths {
             Lengths::Scoring => 80,
             _ => 5,
         };
+        let priority = match lengths {
+            Lengths::Squeezed if can_wait => 9,
+            Lengths::Squeezed => 0,
+            _ if random.chance(self.with_priority) => random.between(0, 6) as i32 - 3,
+            _ => 0,
+        };
         Request {
             prompt: (0..prompt_len).map(|_| random.below(VOCAB) as u32).collect(),
             sampling: SamplingParams { seed: random.next(), ..SamplingParams::default() },
             max_tokens,
-            stop_token_ids: if random.chance(50) { vec![STOP] } else { Vec::new() },
+            stop_token_ids: if !can_wait && random.chance(50) { vec![STOP] } else { Vec::new() },
             logprobs: random.chance(10).then_some(2),
             prompt_logprobs: random.chance(scores).then_some(1),
-            priority: if random.chance(self.with_priority) { random.between(0, 6) as i32 - 3 } else { 0 },
+            priority,
             cache_salt: random.chance(self.salted).then(|| salt(1 + random.below(2) as u64)),
         }
     }

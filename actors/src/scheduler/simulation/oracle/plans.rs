@@ -73,6 +73,8 @@ impl Oracle {
     ) {
         let now = self.standings(scheduler);
         self.check_order(before, &now);
+        let kept = |standing: &&Standing| standing.is_kept && before.waiting.contains(&standing.due);
+        self.seen.kept += now.iter().filter(kept).count() as u64;
         if let Some(plan) = plan {
             self.check_plan(plan);
             let by_sequence: BTreeMap<SequenceId, usize> =
@@ -84,10 +86,14 @@ impl Oracle {
         } else if scheduler.steps_in_flight() < crate::scheduler::STEPS_IN_FLIGHT_MAX {
             check_nothing_to_do(scheduler, &now);
         }
+        let lost = scheduler.counters().preemptions - before.preemptions;
+        let runs: BTreeSet<u64> = now.iter().map(|standing| standing.life).collect();
+        let gave_way = before.running.iter().filter(|standing| !runs.contains(&standing.life)).count() as u64;
+        self.seen.at_once += lost - gave_way;
         for (_, state) in scheduler.sequences.iter() {
             self.seen.preemptions_max = self.seen.preemptions_max.max(state.preemptions);
         }
-        self.watch_head(scheduler, &now);
+        self.watch_head(scheduler, before, &now);
     }
 
     fn check_plan(&self, plan: &StepPlan) {
@@ -115,7 +121,6 @@ impl Oracle {
             let stream = self.streams.get_mut(&standing.sequence).expect("it ran");
             stream.preemptions += 1;
             let often = stream.preemptions;
-            self.seen.kept += u64::from(often == PREEMPTIONS_MAX);
             assert!(often <= PREEMPTIONS_MAX, "{} gave way {often} times", standing.sequence);
             assert!(!standing.is_kept, "{} was to be kept and gave way", standing.sequence);
         }
@@ -169,16 +174,22 @@ impl Oracle {
 
     /// Whoever is first of the waiting runs once those before it have made room: no later than when all that run have
     /// ended, each step taking every one of them further.
-    fn watch_head(&mut self, scheduler: &Scheduler, running: &[Standing]) {
+    fn watch_head(&mut self, scheduler: &Scheduler, before: &Before, running: &[Standing]) {
         let dues = scheduler.waiting.values().map(|&slot| self.stream(scheduler.sequences[slot].id).due);
-        let head = dues.min().map(|due| due.1).filter(|_| !running.is_empty());
-        let steps = self.head.filter(|(first, _)| Some(*first) == head).map_or(0, |(_, steps)| steps);
-        self.head = head.map(|head| (head, steps));
+        let head = dues.min().filter(|_| !running.is_empty());
+        // Whoever came with a better priority and was admitted at once was first for a moment.
+        let ran: BTreeSet<u64> = before.running.iter().map(|standing| standing.life).collect();
+        let came = running.iter().filter(|standing| !ran.contains(&standing.life));
+        let came = came.map(|standing| standing.due).min();
+        let is_passed = came.zip(head).is_some_and(|(came, head)| came < head);
+        let same = self.head.filter(|(first, _)| !is_passed && Some(*first) == head.map(|head| head.1));
+        let steps = same.map_or(0, |(_, steps)| steps);
+        self.head = head.map(|head| (head.1, steps));
         let (budget, each) = (self.config.max_num_batched_tokens, self.config.max_model_len);
         // A prefill gets what decodes leave; with the least budget, a token in each step.
         let prefill = self.config.max_num_seqs * each / (budget + 1 - self.config.max_num_seqs);
         let bound = (STEPS_BETWEEN_MAX + 1) * (each + prefill) as u64;
-        assert!(steps <= bound, "{:?} was first of the waiting for {steps} steps", head);
+        assert!(steps <= bound, "{head:?} was first of the waiting for {steps} steps");
     }
 }
 
