@@ -5,6 +5,8 @@
 //! without the cache; and 64 mixed requests in an ample pool and in a quarter of it. Runs are interleaved and figures
 //! medians, because the machine may be shared.
 
+#![expect(clippy::print_stdout, reason = "a bench prints its tables")]
+
 use std::{
     path::PathBuf,
     time::{Duration, Instant},
