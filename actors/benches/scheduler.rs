@@ -1,7 +1,7 @@
 //! What one step costs the scheduler alone: `plan` and `absorb`, with an executor that takes no time.
 //!
-//! `cargo bench -p consort-actors --bench scheduler`. Every figure is the median over steps, in microseconds; steps whose
-//! sequences cross a block boundary are among them. Arguments are ignored but `--test`, which runs a short pass.
+//! `cargo bench -p consort-actors --bench scheduler`. Every figure is the median over steps, in microseconds; steps
+//! whose sequences cross a block boundary are among them. Arguments are ignored but `--test`, which runs a short pass.
 
 use std::{
     collections::VecDeque,

@@ -81,8 +81,8 @@ impl CacheSpec {
         tokens.div_ceil(self.block_size)
     }
 
-    /// Pages that a sequence of `tokens` tokens holds at most while it decodes, over all groups. A running prefill chunk
-    /// may hold more: what its rows see reaches over the chunk and a window before it.
+    /// Pages that a sequence of `tokens` tokens holds at most while it decodes, over all groups. A running prefill
+    /// chunk may hold more: what its rows see reaches over the chunk and a window before it.
     pub fn pages_for(&self, tokens: usize) -> usize {
         let blocks = self.blocks_for(tokens);
         let of =

@@ -1,8 +1,8 @@
 //! Names of cached blocks: a chain of hashes over salt and tokens.
 //!
-//! Two blocks have one key when they hold the same tokens after the same tokens under the same salt, and then, the model
-//! being the same, the same keys and values. Requests with different salts share nothing, so that nobody can find out by
-//! the time of an answer what others have asked.
+//! Two blocks have one key when they hold the same tokens after the same tokens under the same salt, and then, the
+//! model being the same, the same keys and values. Requests with different salts share nothing, so that nobody can find
+//! out by the time of an answer what others have asked.
 
 use std::fmt;
 

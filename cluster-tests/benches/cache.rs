@@ -1,9 +1,11 @@
 //! What the KV cache does for users, over the real model on this machine's CPU.
 //!
-//! `cargo bench -p consort-cluster-tests --bench cache`, after `cargo xtask model`. Prints three tables: time to the first
-//! token of prompts that are found in the prefix cache and of others; 32 clients with one system prompt, with and without
-//! the cache; and 64 mixed requests in an ample pool and in a quarter of it. Runs are interleaved and figures medians,
-//! because the machine may be shared.
+//! `cargo bench -p consort-cluster-tests --bench cache`, after `cargo xtask model`. Prints three tables: time to the
+//! first token of prompts that are found in the prefix cache and of others; 32 clients with one system prompt, with and
+//! without the cache; and 64 mixed requests in an ample pool and in a quarter of it. Runs are interleaved and figures
+//! medians, because the machine may be shared.
+
+#![expect(clippy::print_stdout, reason = "a bench prints its tables")]
 
 use std::{
     path::PathBuf,

@@ -141,9 +141,9 @@ impl RouterState {
     fn send(&mut self, replica: ReplicaId, submission: Submission) {
         let scheduler = self.schedulers.get(replica.index()).cloned().flatten();
         let refused = match scheduler {
-            Some(scheduler) => match scheduler.cast(SchedulerMessage::Submit(submission)) {
+            Some(scheduler) => match scheduler.cast(SchedulerMessage::Submit(Box::new(submission))) {
                 Ok(()) => return,
-                Err(MessagingErr::SendErr(SchedulerMessage::Submit(submission))) => submission,
+                Err(MessagingErr::SendErr(SchedulerMessage::Submit(submission))) => *submission,
                 // No other message was sent, and nothing came back: its stream tells its reader.
                 Err(_) => return,
             },

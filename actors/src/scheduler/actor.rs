@@ -82,7 +82,7 @@ impl Actor for SchedulerActor {
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            SchedulerMessage::Submit(submission) => state.submit(submission),
+            SchedulerMessage::Submit(submission) => state.submit(*submission),
             SchedulerMessage::Cancel(sequence) => state.cancel(sequence),
             SchedulerMessage::GroupFormed { epoch, group } => {
                 state.scheduler.restart(epoch);

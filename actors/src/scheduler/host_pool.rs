@@ -1,7 +1,7 @@
 //! The host's pool: copies of pages that the device may have given up, found by the same names.
 //!
-//! A page is *empty*, *filling* (a transfer writes it), or *full*. Full pages are found, and give way to others, longest
-//! unused first, unless a transfer reads them.
+//! A page is *empty*, *filling* (a transfer writes it), or *full*. Full pages are found, and give way to others,
+//! longest unused first, unless a transfer reads them.
 
 use std::collections::BTreeSet;
 

@@ -36,7 +36,7 @@ pub(crate) struct Submission {
 /// requests to give one back as a router has moves, and one result per step in flight.
 pub(crate) enum SchedulerMessage {
     /// Take a request in.
-    Submit(Submission),
+    Submit(Box<Submission>),
     /// End a request whose reader is gone.
     Cancel(SequenceId),
     /// Every shard of the group is ready in this epoch.

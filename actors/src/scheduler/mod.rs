@@ -1,6 +1,6 @@
 //! The scheduler: which sequences run in which step, over which blocks.
 //!
-//! [`Scheduler`] and [`BlockPool`] are plain values and decide everything; the actor around them only receives,
+//! [`Scheduler`] and [`PagePool`] are plain values and decide everything; the actor around them only receives,
 //! calls one method, and sends what it returns. Nothing here reads a clock or touches a tensor.
 
 mod actor;

@@ -1,9 +1,9 @@
 //! How a step is decided: decodes first, then prefill chunks, then admissions, all under one token budget.
 //!
-//! **Decodes** go into every step, so that none waits for more than the steps under way. **Prefills share the rest**: the
-//! one that is first in the order of service gets at least half of it, the shortest of the others what remains, then
-//! whoever can be admitted. So a long prompt neither waits for ever nor keeps short ones waiting for all of its length.
-//! A prefill whose next block another one is about to compute waits for it, and takes the block over.
+//! **Decodes** go into every step, so that none waits for more than the steps under way. **Prefills share the rest**:
+//! the one that is first in the order of service gets at least half of it, the shortest of the others what remains,
+//! then whoever can be admitted. So a long prompt neither waits for ever nor keeps short ones waiting for all of its
+//! length. A prefill whose next block another one is about to compute waits for it, and takes the block over.
 
 use super::{
     STEPS_IN_FLIGHT_MAX,

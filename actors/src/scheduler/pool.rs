@@ -1,9 +1,9 @@
 //! The pool of pages: who holds which, what each contains, and when it may change hands.
 //!
-//! A page is *free*, *owned* by one or more sequences, *quarantined* (nobody holds it, but a step under way may touch it),
-//! *moving* (nobody holds it, but a transfer from or to the host may touch it) or *cached* (nobody holds it and its content
-//! has a name). Cached pages are taken, longest unused first, when none is free. A page with a name is full, and is never
-//! written again while it has it.
+//! A page is *free*, *owned* by one or more sequences, *quarantined* (nobody holds it, but a step under way may touch
+//! it), *moving* (nobody holds it, but a transfer from or to the host may touch it) or *cached* (nobody holds it and
+//! its content has a name). Cached pages are taken, longest unused first, when none is free. A page with a name is
+//! full, and is never written again while it has it.
 
 use std::collections::BTreeMap;
 

@@ -17,8 +17,8 @@ use crate::{
 };
 
 /// Where a sequence stands in the order of service, which never changes while it lives: it is due when it came, later
-/// by so many milliseconds for each point of priority. So waiting makes up for priority, and a late request comes before
-/// an early one only within a bounded time.
+/// by so many milliseconds for each point of priority. So waiting makes up for priority, and a late request comes
+/// before an early one only within a bounded time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     due_ms: i64,

@@ -12,8 +12,8 @@ use consort_parallel::ids::BlockId;
 use crate::plan::BlockCopy;
 
 impl Scheduler {
-    /// Begins a life with the longest prefix that every group still has what it needs of: the groups that see everything
-    /// all of its blocks, the others those within their window. What only the host has of it is loaded.
+    /// Begins a life with the longest prefix that every group still has what it needs of: the groups that see
+    /// everything all of its blocks, the others those within their window. What only the host has of it is loaded.
     pub(super) fn take_over_prefix(&mut self, slot: usize) {
         let state = &self.sequences[slot];
         let cached = self.longest_prefix(state, |block, group| self.on_device(state, block, group).is_some());
@@ -65,7 +65,8 @@ impl Scheduler {
         };
         let first_seen =
             |blocks: usize, window| self.cache.first_block_seen(blocks * self.cache.block_size, window);
-        // A block that a window lacks can only be behind it: the prefix ends before that block, or elsewhere further left.
+        // A block that a window lacks can only be behind it: the prefix ends before that block, or elsewhere further
+        // left.
         while let Some(lacking) =
             groups().filter(|(_, window)| window.is_some()).find_map(|(group, window)| {
                 (first_seen(blocks, window)..blocks).rev().find(|&block| !has(block, group))
@@ -168,8 +169,8 @@ impl Scheduler {
         (self.sequences[slot].life > 0).then_some(slot)
     }
 
-    /// Whether one of `shares`, or its leader, computes this sequence's next block or what follows it: then it waits, and
-    /// takes it over. What it expects to share beyond that is forgotten as soon as nobody computes it.
+    /// Whether one of `shares`, or its leader, computes this sequence's next block or what follows it: then it waits,
+    /// and takes it over. What it expects to share beyond that is forgotten as soon as nobody computes it.
     pub(super) fn is_promised(&mut self, slot: usize, shares: &[Share]) -> bool {
         let state = &self.sequences[slot];
         let promised = self.is_leaders(state) || self.is_shares(state, shares);
@@ -200,8 +201,8 @@ impl Scheduler {
         is_computed || self.is_loaded_by_another(state, block)
     }
 
-    /// Leading blocks of a waiting sequence for which it needs no page of its own in a group that sees everything: others
-    /// hold them, or are about to compute them. A guess, made without looking at each.
+    /// Leading blocks of a waiting sequence for which it needs no page of its own in a group that sees everything:
+    /// others hold them, or are about to compute them. A guess, made without looking at each.
     pub(super) fn blocks_to_share(&self, state: &Sequence, shares: &[Share]) -> usize {
         if self.cache.groups.full() == 0 {
             return 0;

@@ -100,10 +100,10 @@ pub(super) struct Running {
 /// not absorbed. A sequence that turns out to have ended in an earlier step has its surplus token discarded.
 ///
 /// **Pages are taken on demand and nobody waits for another in a circle.** Sequences have one order of service, which
-/// never changes (see `Place`): the waiting are admitted in it, from the head only, and who gives way is the last in it.
-/// The first of those that run is never preempted and fits the pool alone (checked when it was submitted): it ends, and
-/// the next one is the first. While the head of the queue waits nobody else is admitted, so what runs becomes fewer until
-/// it fits. Newcomers with a better priority come before it only for a bounded time.
+/// never changes (see `Place`): the waiting are admitted in it, from the head only, and who gives way is the last in
+/// it. The first of those that run is never preempted and fits the pool alone (checked when it was submitted): it ends,
+/// and the next one is the first. While the head of the queue waits nobody else is admitted, so what runs becomes fewer
+/// until it fits. Newcomers with a better priority come before it only for a bounded time.
 ///
 /// **Nobody is preempted more than [`super::PREEMPTIONS_MAX`] times.** Admission leaves pages for what runs (see
 /// `admission`); whoever was preempted that often runs only once all that such sequences may ever take fits the pool
@@ -160,9 +160,10 @@ impl Scheduler {
         }
     }
 
-    /// Puts a request into the queue that came at `now_ms`, which counts from any fixed moment. Numbers of sequences are
-    /// unique and break ties; they need not come in order, because requests move between schedulers. `leader` is an earlier one with the same prompt and salt, another
-    /// choice of the same request: this one shares what that one has of the prompt.
+    /// Puts a request into the queue that came at `now_ms`, which counts from any fixed moment. Numbers of sequences
+    /// are unique and break ties; they need not come in order, because requests move between schedulers. `leader` is an
+    /// earlier one with the same prompt and salt, another choice of the same request: this one shares what that one has
+    /// of the prompt.
     pub fn submit(
         &mut self,
         now_ms: u64,
@@ -455,10 +456,10 @@ impl Scheduler {
         self.running.insert(at, Running { order, slot });
     }
 
-    /// Whether a waiting sequence can run, given that `shared` leading blocks of it are others': its known tokens fit, and
-    /// what runs then can go on growing for a while. Without that margin a newcomer would take the last pages, be
-    /// prefilled, and give way to the next sequence that crosses a block boundary. A sequence that would run alone always
-    /// fits.
+    /// Whether a waiting sequence can run, given that `shared` leading blocks of it are others': its known tokens fit,
+    /// and what runs then can go on growing for a while. Without that margin a newcomer would take the last pages, be
+    /// prefilled, and give way to the next sequence that crosses a block boundary. A sequence that would run alone
+    /// always fits.
     pub(super) fn admission(&self, state: &Sequence, shared: usize) -> Admission {
         let each = state.reserve_per_sequence(&self.cache);
         let (mut reserve, mut kept) = (state.growth(&self.cache).min(each), 0);

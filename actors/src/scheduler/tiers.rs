@@ -1,10 +1,11 @@
 //! Two tiers of pages: the device's, and a bounded pool of the host where cached pages are kept beyond their eviction.
 //!
-//! Cached pages that are soon to be taken are **saved ahead of that**, a few in each step, so that nobody who needs a page
-//! waits for a copy. A prefix whose pages the device has given up is **loaded**, a few pages in each step, while all others
-//! go on; its sequence runs once every shard has reported that the pages are there. Until a transfer is reported, the page
-//! it reads is not written, and the page it writes is neither read nor given away. The host's content lasts as long as the
-//! group's present life: a rank that is built anew has none of it, so nobody relies on any.
+//! Cached pages that are soon to be taken are **saved ahead of that**, a few in each step, so that nobody who needs a
+//! page waits for a copy. A prefix whose pages the device has given up is **loaded**, a few pages in each step, while
+//! all others go on; its sequence runs once every shard has reported that the pages are there. Until a transfer is
+//! reported, the page it reads is not written, and the page it writes is neither read nor given away. The host's
+//! content lasts as long as the group's present life: a rank that is built anew has none of it, so nobody relies on
+//! any.
 
 use std::collections::VecDeque;
 
@@ -16,13 +17,13 @@ use crate::{config::CacheSpec, ids::Step};
 #[cfg(test)]
 mod simulation;
 
-/// Pages that one step saves and loads together. A CPU copies them within the step: with pages of 2 MiB (16 tokens of an
-/// 8B model) these are 32 MiB, 5 to 7 ms of one core at 5 to 6 GB/s. It also bounds what a newcomer waits for in a step
-/// that only moves pages.
+/// Pages that one step saves and loads together. A CPU copies them within the step: with pages of 2 MiB (16 tokens of
+/// an 8B model) these are 32 MiB, 5 to 7 ms of one core at 5 to 6 GB/s. It also bounds what a newcomer waits for in a
+/// step that only moves pages.
 pub const TRANSFERS_PER_STEP: usize = 16;
 
-/// Transfers that may be ordered and not reported: a slow link is not given ever more to do, and no more pages than this
-/// are withheld for it.
+/// Transfers that may be ordered and not reported: a slow link is not given ever more to do, and no more pages than
+/// this are withheld for it.
 const TRANSFERS_UNDER_WAY_MAX: usize = 4 * TRANSFERS_PER_STEP;
 
 /// Fewer blocks than this are computed: that needs a part of one step, a load needs two.
@@ -58,8 +59,8 @@ pub(super) struct Tiers {
     queue: VecDeque<Load>,
     /// Ordered and not reported, oldest first.
     ordered: VecDeque<(Step, Transfer)>,
-    /// Device pages that are kept expendable, if saving can do it. So many stand on both tiers, hence at most half of the
-    /// host's: else saving the next ones would evict from the host what the device gives up first.
+    /// Device pages that are kept expendable, if saving can do it. So many stand on both tiers, hence at most half of
+    /// the host's: else saving the next ones would evict from the host what the device gives up first.
     lead: usize,
 }
 
@@ -139,8 +140,8 @@ impl Scheduler {
         self.tiers.is_moving() && self.running.iter().any(|running| loads(&self.sequences[running.slot]))
     }
 
-    /// Takes a page for each that the table of `slot` lacks from `firsts` of each group on, and has it loaded. There are
-    /// as many, and the host has them all: see `prefix_with_host`.
+    /// Takes a page for each that the table of `slot` lacks from `firsts` of each group on, and has it loaded. There
+    /// are as many, and the host has them all: see `prefix_with_host`.
     pub(super) fn load_missing(&mut self, slot: usize, firsts: &[usize], tokens: usize) {
         let groups = self.groups;
         let state = &mut self.sequences[slot];

@@ -109,8 +109,8 @@ fn execute(executors: &mut [ModelExecutor], plan: &StepPlan) -> StepResult {
     })
 }
 
-/// Serves `requests`, which arrive at random steps, and returns their answers and what it took. Now and then all executors
-/// forget what they know of sequences and are told anew.
+/// Serves `requests`, which arrive at random steps, and returns their answers and what it took. Now and then all
+/// executors forget what they know of sequences and are told anew.
 fn serve(
     checkpoint: &Checkpoint,
     setup: Setup,

@@ -95,8 +95,8 @@ impl ModelExecutor {
         }
     }
 
-    /// Takes the place of an executor that has carried out everything up to `image`: its pages are this one's, and what it
-    /// knew of sequences is learnt anew.
+    /// Takes the place of an executor that has carried out everything up to `image`: its pages are this one's, and what
+    /// it knew of sequences is learnt anew.
     pub fn learn(&mut self, image: &GroupImage) {
         self.fence = StepFence { epoch: Some(image.epoch), next: image.next_step };
         self.aborted = None;

@@ -1,8 +1,8 @@
 //! The host's pool of a store: copies of pages that the device may give up.
 //!
-//! Where pages are in host memory, the pool is more of the same, and a transfer is done when it is ordered: it costs the
-//! time of copying the pages. On a CUDA device the pool is page-locked memory, and the copy stream moves pages while the
-//! compute stream goes on.
+//! Where pages are in host memory, the pool is more of the same, and a transfer is done when it is ordered: it costs
+//! the time of copying the pages. On a CUDA device the pool is page-locked memory, and the copy stream moves pages
+//! while the compute stream goes on.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -25,9 +25,9 @@ enum Memory {
 }
 
 impl KvStore {
-    /// The store with a pool of `blocks` pages in host memory beside its own, for [`KvStore::transfer`]. `device` is the
-    /// store's. On a CPU, memory is taken from the system when a page is first written; for a CUDA device all of it is
-    /// page-locked now.
+    /// The store with a pool of `blocks` pages in host memory beside its own, for [`KvStore::transfer`]. `device` is
+    /// the store's. On a CPU, memory is taken from the system when a page is first written; for a CUDA device all of it
+    /// is page-locked now.
     pub fn with_host_pool(mut self, device: &Device, blocks: usize) -> Result<KvStore, KernelError> {
         if blocks == 0 {
             return Ok(self);
@@ -53,9 +53,9 @@ impl KvStore {
         self.offload.as_ref().map_or(0, |offload| offload.blocks)
     }
 
-    /// Begins to copy pages to the host's pool and from it, all at once, after everything that was ordered before. Until
-    /// the batch is done nobody writes what it reads, nor touches what it writes; a page that one copy writes is in no
-    /// other. `batch` is greater than that of any call before. Nothing is copied where a page is refused.
+    /// Begins to copy pages to the host's pool and from it, all at once, after everything that was ordered before.
+    /// Until the batch is done nobody writes what it reads, nor touches what it writes; a page that one copy writes is
+    /// in no other. `batch` is greater than that of any call before. Nothing is copied where a page is refused.
     pub fn transfer(
         &mut self,
         batch: u64,

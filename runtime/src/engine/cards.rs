@@ -61,7 +61,8 @@ impl Cards {
         Ok(Some(Cards { cards }))
     }
 
-    /// The same for a planner, one for each rank: where several replicas have such a rank, the card that has least left.
+    /// The same for a planner, one for each rank: where several replicas have such a rank, the card that has least
+    /// left.
     pub(super) fn devices(&self, ranks: usize) -> Vec<RankDevice> {
         let left = |card: &&Card| card.free_bytes.min(card.facts.memory_bytes);
         let of_rank = |rank: usize| self.cards.iter().skip(rank).step_by(ranks.max(1)).min_by_key(left);

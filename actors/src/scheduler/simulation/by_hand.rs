@@ -1,4 +1,5 @@
-//! Runs in which planning and absorbing come in any order, however long nobody plans: nothing depends on an actor's habits.
+//! Runs in which planning and absorbing come in any order, however long nobody plans: nothing depends on an actor's
+//! habits.
 
 use std::collections::BTreeMap;
 

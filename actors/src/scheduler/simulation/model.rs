@@ -27,7 +27,8 @@ pub(super) fn logprobs_of(history: u64, token: u32, top: u32) -> TokenLogprobs {
     TokenLogprobs { token, logprob, top: (0..top).map(|id| (id, logprob)).collect() }
 }
 
-/// What one token leaves in a page, when its request had the salt of this number. Never 0, which is what was never written.
+/// What one token leaves in a page, when its request had the salt of this number. Never 0, which is what was never
+/// written.
 pub(super) fn content(history: u64, salt: u64) -> u64 {
     history ^ salt_mark(salt)
 }

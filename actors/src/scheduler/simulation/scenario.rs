@@ -58,7 +58,8 @@ pub(super) struct Scenario {
 }
 
 impl Scenario {
-    /// Puts actions in order of time and numbers them. What refers to another action must refer to its place in `actions`.
+    /// Puts actions in order of time and numbers them. What refers to another action must refer to its place in
+    /// `actions`.
     pub(super) fn new(setup: Setup, mut actions: Vec<(u64, Action)>) -> Self {
         let mut order: Vec<usize> = (0..actions.len()).collect();
         order.sort_by_key(|&at| actions[at].0);

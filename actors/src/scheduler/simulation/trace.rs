@@ -116,8 +116,8 @@ pub(super) fn scenario(trace: &str, setup: Setup, speed_percent: u64) -> Result<
 /// Writes [`OFFICE`]: chats with two system prompts, documents, a batch of low priority, and one who wants choices.
 fn write_office() -> String {
     let mut text = String::from(
-        "# A busy minute at an office, synthetic. Chats under two system prompts (families 1 and 2, the second salted),\n\
-         # documents, a batch of low priority that arrives at once, and requests of several choices.\n\
+        "# A busy minute at an office, synthetic. Chats under two system prompts (families 1 and 2, the second\n\
+         # salted), documents, a batch of low priority that arrives at once, and requests of several choices.\n\
          # arrival ms, prompt tokens, generated tokens, family, priority, salt, n\n\
          family 1 512\nfamily 2 1500\nfamily 3 64\n",
     );

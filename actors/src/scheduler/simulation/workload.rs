@@ -1,5 +1,5 @@
-//! Scenarios from a seed: pools from one sequence's need to ample, budgets from tiny to large, every arrangement of layer
-//! groups, arrivals one by one, in bursts and all at once, and users of every kind.
+//! Scenarios from a seed: pools from one sequence's need to ample, budgets from tiny to large, every arrangement of
+//! layer groups, arrivals one by one, in bursts and all at once, and users of every kind.
 
 use consort_kernels::sampling::SamplingParams;
 

@@ -1,5 +1,5 @@
-//! Runs a scenario in virtual time, as the scheduler's actor would: whatever happens, the scheduler is told and then plans
-//! as many steps as it may.
+//! Runs a scenario in virtual time, as the scheduler's actor would: whatever happens, the scheduler is told and then
+//! plans as many steps as it may.
 
 use super::{
     oracle::Seen,

@@ -15,7 +15,8 @@
 //! return [`CudaError::Lost`]; dropping what is left then neither panics nor waits.
 //!
 //! Absent on purpose: allocation after loading (arenas are filled once), streams beside the two, tracking of which
-//! buffer is in use by which stream: work on the compute stream is in order, and [`Uploader`] and [`PageOffload`] order the two streams.
+//! buffer is in use by which stream: work on the compute stream is in order, and [`Uploader`] and [`PageOffload`] order
+//! the two streams.
 #![deny(unsafe_code)]
 
 mod arena;

@@ -19,8 +19,8 @@ fn history_hash(history: &[u32]) -> u64 {
     history.iter().fold(0x1234_5678, |hash, &token| mix(hash ^ u64::from(token)))
 }
 
-/// The "model": the token after `history`, drawn with `seed` at the history's length, from what each group of layers sees
-/// of it. As with penalties, it matters how much of the history is prompt.
+/// The "model": the token after `history`, drawn with `seed` at the history's length, from what each group of layers
+/// sees of it. As with penalties, it matters how much of the history is prompt.
 pub(super) fn draw(seen: &[&[u32]], len: usize, prompt_len: usize, seed: u64) -> u32 {
     let key = mix(seed ^ len as u64) ^ mix(prompt_len as u64);
     let hash = seen.iter().fold(key, |hash, part| mix(hash ^ history_hash(part)));
@@ -52,8 +52,8 @@ pub(super) struct SimShard {
     pages: BTreeMap<BlockId, Vec<Slot>>,
     pub(super) host: SimHost,
     sequences: BTreeMap<SequenceId, SimSequence>,
-    /// Where sequences go on. They may have taken over tokens that they are told of with their next span, and see nothing
-    /// any more of what lies a window before.
+    /// Where sequences go on. They may have taken over tokens that they are told of with their next span, and see
+    /// nothing any more of what lies a window before.
     positions: BTreeMap<SequenceId, usize>,
     /// Salts that are not 0: what requests must not read of each other.
     salts: BTreeMap<SequenceId, u64>,
