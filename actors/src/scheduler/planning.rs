@@ -13,7 +13,10 @@ use super::{
     state::{Scheduler, StepInFlight},
     tiers::Transfers,
 };
-use crate::plan::{BlockCopy, NewSequence, Span, StepPlan};
+use crate::{
+    ids::Step,
+    plan::{BlockCopy, NewSequence, Span, StepPlan},
+};
 
 /// A step in the making.
 #[derive(Default)]
@@ -22,6 +25,8 @@ pub(super) struct Draft {
     begin: Vec<NewSequence>,
     run: Vec<Span>,
     pub(super) copies: Vec<BlockCopy>,
+    /// Whether somebody shares a prompt from this step on: pages are held for it.
+    pub(super) has_forked: bool,
     planned: Vec<PlannedSpan>,
     /// Pages that those who went without will take when they are there: nobody is preempted for these, and nobody else
     /// takes them.
@@ -78,6 +83,9 @@ impl Scheduler {
         let is_empty = draft.run.is_empty();
         assert!(!is_empty || draft.copies.is_empty(), "a page was copied for a sequence that does not run");
         if is_empty && !self.awaits_transfers() {
+            if draft.has_forked {
+                self.forget_step();
+            }
             return None;
         }
         let step = self.next_step;
@@ -95,6 +103,17 @@ impl Scheduler {
             loads,
             end,
         })
+    }
+
+    /// The step that pages were held for is not planned after all, and may never be: they are held until the one
+    /// before.
+    fn forget_step(&mut self) {
+        let before = self.next_step.0.checked_sub(1).map(Step);
+        for running in &self.running {
+            let state = &mut self.sequences[running.slot];
+            state.last_step = state.last_step.min(before);
+        }
+        self.pool.not_planned(self.next_step, before);
     }
 
     fn plan_decodes(&mut self, draft: &mut Draft) {

@@ -240,6 +240,33 @@ impl PagePool {
         }
     }
 
+    /// What was held for `step`, which is not planned, is held until the step `before` it.
+    pub(super) fn not_planned(&mut self, step: Step, before: Option<Step>) {
+        for page in self.pages.iter_mut().filter(|page| page.until == Some(step)) {
+            page.until = before;
+        }
+        for block in self.quarantine.remove(&step).unwrap_or_default() {
+            if self.pages[block.index()].state != PageState::Quarantined {
+                continue;
+            }
+            match before.filter(|before| Some(*before) > self.absorbed) {
+                Some(before) => self.quarantine.entry(before).or_default().push(block),
+                None => {
+                    self.quarantined -= 1;
+                    self.rest(block);
+                }
+            }
+        }
+    }
+
+    /// Takes the names from pages of a sequence whose results are not to be trusted: nobody finds them any more.
+    pub(super) fn unname(&mut self, block: BlockId) {
+        let page = &mut self.pages[block.index()];
+        if let Some(name) = page.name.take() {
+            self.names.remove(name.key, page.group);
+        }
+    }
+
     /// Gives the content of an owned page its name, unless it has one or another page has the same content.
     pub(super) fn register(&mut self, block: BlockId, content: Content<'_>) {
         let page = &mut self.pages[block.index()];

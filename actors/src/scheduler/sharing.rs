@@ -148,6 +148,7 @@ impl Scheduler {
             draft.copies.extend(to.map(|to| BlockCopy { from, to }));
         }
         // The copies are part of the step that is being planned.
+        draft.has_forked = true;
         let step = self.next_step;
         let leader = &mut self.sequences[leader_slot];
         if !planted(Bug::CopiesWithoutHolding) {

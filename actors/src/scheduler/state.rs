@@ -342,6 +342,8 @@ impl Scheduler {
             }
             if output.broken {
                 let error = GenerationError::NotFinite { position: state.tokens.len() };
+                // Whatever made them, they must not meet the next request that begins alike.
+                state.table.iter().flatten().for_each(|page| self.pool.unname(*page));
                 self.remove(slot);
                 events.push(event(GenerationEvent::Failed(error)));
                 return;

@@ -314,3 +314,37 @@ fn a_page_released_twice_is_a_broken_invariant() {
     pool.release(page, None);
     pool.release(page, None);
 }
+
+#[test]
+fn a_choice_that_gives_way_in_the_plan_in_which_it_shares_a_prompt_blocks_nobody() {
+    let config = SchedulerConfig { max_num_seqs: 3, max_num_batched_tokens: 3, ..CONFIG };
+    let cache = CacheSpec { prefix_caching: false, ..CacheSpec::new(1, 16) };
+    let mut scheduler = Scheduler::new(config, cache, VOCAB, Epoch(0));
+    let mut shard = SimShard::new(cache, Epoch(0));
+    let mut plans = std::collections::VecDeque::new();
+    let mut step = |scheduler: &mut Scheduler, submit: bool| {
+        if submit {
+            scheduler.submit(0, SequenceId(1), request(10, 1), None).unwrap();
+            scheduler.submit(0, SequenceId(2), request(10, 1), Some(SequenceId(1))).unwrap();
+        }
+        let planned = scheduler.plan();
+        let is_done = planned.is_none();
+        plans.extend(planned);
+        scheduler.check_invariants();
+        if is_done || plans.len() == 2 {
+            let oldest = plans.pop_front().expect("somebody is left and nothing is under way");
+            scheduler.absorb(shard.execute_at_once(&oldest)).unwrap();
+            scheduler.check_invariants();
+        }
+    };
+    scheduler.submit(0, SequenceId(0), request(1, 6), None).unwrap();
+    step(&mut scheduler, false);
+    step(&mut scheduler, true);
+    for _ in 0..40 {
+        if !scheduler.is_idle() {
+            step(&mut scheduler, false);
+        }
+    }
+    assert!(scheduler.is_idle(), "{} run and {} wait", scheduler.running(), scheduler.waiting());
+    assert!(scheduler.counters().preemptions > 0, "the pool is meant to be too small");
+}
