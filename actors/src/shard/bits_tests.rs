@@ -266,7 +266,7 @@ fn random_schedules_yield_the_bits_of_requests_served_alone() {
                 threads: random.below(2) + 1,
                 max_num_seqs: random.below(9) + 2,
                 budget: random.below(60) + 10,
-                num_blocks: blocks + random.below(8),
+                num_blocks: blocks + random.below(3),
                 depth,
                 host_blocks: [0, 3, 100][random.below(3)],
                 shares: depth == 2 || random.below(2) == 0,

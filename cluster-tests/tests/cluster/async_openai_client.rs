@@ -8,8 +8,8 @@ use async_openai::{
     error::OpenAIError,
     types::chat::{
         ChatChoiceLogprobs, ChatCompletionRequestSystemMessage, ChatCompletionRequestUserMessage,
-        ChatCompletionStreamOptions, CreateChatCompletionRequest, CreateChatCompletionRequestArgs,
-        CreateChatCompletionStreamResponse, FinishReason, StopConfiguration,
+        ChatCompletionStreamOptions, CompletionUsage, CreateChatCompletionRequest,
+        CreateChatCompletionRequestArgs, CreateChatCompletionStreamResponse, FinishReason, StopConfiguration,
     },
 };
 use tokio_stream::StreamExt;
@@ -120,7 +120,12 @@ async fn async_openai_reads_chats_streams_and_logprobs() {
     assert_eq!((&choices[&0].text, choices[&0].finish_reason), (&text, whole.choices[0].finish_reason));
     assert!(chunks.len() > 3, "the answer came in one piece: {chunks:?}");
     let last = chunks.last().unwrap();
-    assert_eq!((last.choices.len(), last.usage.as_ref()), (0, Some(&usage)));
+    // The same question again: a whole block of it is found in the cache.
+    let again = last.usage.clone().unwrap();
+    let cached = |usage: &CompletionUsage| usage.prompt_tokens_details.clone().unwrap().cached_tokens;
+    assert_eq!((cached(&usage), cached(&again)), (Some(0), Some(16)));
+    let counts = |usage: &CompletionUsage| (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens);
+    assert_eq!((last.choices.len(), counts(&again)), (0, counts(&usage)));
 
     let explained = question(|request| {
         request.logprobs = Some(true);
