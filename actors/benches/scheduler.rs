@@ -145,8 +145,8 @@ fn main() {
             }
         }
     }
-    for (load, (plan, absorb)) in loads.iter().zip(best) {
-        let micros = |duration: Duration| duration.as_nanos() as f64 / 1000.0;
+    let micros = |duration: Duration| duration.as_nanos() as f64 / 1000.0;
+    for (load, &(plan, absorb)) in loads.iter().zip(&best) {
         line(format!(
             "| {} | {} | {} | {} | {} | {:.1} | {:.1} | {:.1} |",
             load.running,
@@ -159,4 +159,8 @@ fn main() {
             micros(plan + absorb)
         ));
     }
+    // Ratios within this run, so that a slow machine is no failure.
+    let step = |at: usize| micros(best[at].0 + best[at].1);
+    assert!(step(2) <= 2.0 * step(0), "a step at 32k costs more than at 1k");
+    assert!(step(5) <= 1.5 * step(1), "10,000 waiting requests slow a step");
 }

@@ -113,6 +113,7 @@ async fn hits_and_misses() -> Result<()> {
     println!("|---|--:|--:|");
     println!("| not seen before | {miss:.3} s | 1 |");
     println!("| first {SYSTEM_PROMPT_TOKENS} tokens seen before | {hit:.3} s | {:.3} |", hit / miss);
+    ensure!(hit < miss / 2.0, "a prefix that is found saves less than half of the time to the first token");
     engine.shutdown(Duration::from_secs(5)).await;
     Ok(())
 }
@@ -127,7 +128,7 @@ async fn one_system_prompt() -> Result<()> {
         "\n| {CLIENTS} clients, one system prompt | tokens computed | median first token | all done after |"
     );
     println!("|---|--:|--:|--:|");
-    let mut tokens: Vec<Vec<Vec<u32>>> = Vec::new();
+    let (mut tokens, mut rows) = (Vec::new(), Vec::new());
     for prefix_caching in [false, true] {
         let engine = engine(prefix_caching, 64 * 1024, CLIENTS).await?;
         let (answers, took) = together(&engine, requests()).await?;
@@ -135,10 +136,14 @@ async fn one_system_prompt() -> Result<()> {
         let first = median(answers.iter().map(|answer| answer.first).collect());
         let name = if prefix_caching { "prefix cache" } else { "without" };
         println!("| {name} | {computed} | {first:.2} s | {:.2} s |", took.as_secs_f64());
-        tokens.push(answers.into_iter().map(|answer| answer.tokens).collect());
+        tokens.push(answers.into_iter().map(|answer| answer.tokens).collect::<Vec<_>>());
+        rows.push(computed);
         engine.shutdown(Duration::from_secs(5)).await;
     }
     ensure!(tokens[0] == tokens[1], "tokens differ with and without hits");
+    // The system prompt once, what each prompt has of its own, and every token of the answers.
+    let each = (SYSTEM_PROMPT_TOKENS % BLOCK_SIZE + 20 + 16) * CLIENTS;
+    ensure!(rows[1] <= (SYSTEM_PROMPT_TOKENS + each) as u64, "the system prompt was computed more than once");
     println!("tokens: identical");
     Ok(())
 }
@@ -176,6 +181,7 @@ async fn ample_and_quarter() -> Result<()> {
         let (ratio, gap) = (speed / speeds[0], gap.as_secs_f64());
         println!("| {name} | {kv_tokens} | {speed:.0} | {ratio:.2} | {preemptions} | {gap:.2} s |");
     }
+    ensure!(speeds[1] >= 0.6 * speeds[0], "a quarter of the pool costs more than four tenths of the speed");
     println!("tokens: identical");
     Ok(())
 }
