@@ -163,8 +163,8 @@ impl Scheduler {
         state.loading_tokens = tokens;
     }
 
-    /// What the pages of `slot` hold is found by nobody any more, on either tier: whatever spoilt them must not meet the
-    /// next request that begins alike.
+    /// What the pages of `slot` hold is found by nobody any more, on either tier: whatever spoilt them must not meet
+    /// the next request that begins alike.
     pub(super) fn forget_contents(&mut self, slot: usize) {
         for page in self.sequences[slot].table.iter().flatten() {
             if let Some((key, group)) = self.pool.unname(*page) {
