@@ -37,9 +37,10 @@ pub struct Request {
 pub enum GenerationEvent {
     /// Log-probabilities of prompt tokens `1..`, in order, in one or more parts, before any token.
     PromptLogprobs(Vec<TokenLogprobs>),
-    /// The prompt is computed; comes once, before the first token.
+    /// The prompt is computed; comes once, before the first token, and also where none is drawn.
     Prefilled {
-        /// Tokens of it whose keys and values were there already.
+        /// Tokens of it whose keys and values were there when it first ran. What it had computed itself before it gave
+        /// way does not count.
         cached_tokens: usize,
     },
     /// One more token.

@@ -1,7 +1,8 @@
 //! The host's pool: copies of pages that the device may have given up, found by the same names.
 //!
 //! A page is *empty*, *filling* (a transfer writes it), or *full*. Full pages are found, and give way to others,
-//! longest unused first, unless a transfer reads them.
+//! longest unused first, unless a transfer reads them. A page whose content is not to be trusted loses its name, and is
+//! empty once no transfer uses it.
 
 use std::collections::BTreeSet;
 
@@ -93,6 +94,10 @@ impl HostPool {
     pub(super) fn filled(&mut self, block: HostBlock) {
         let slot = &mut self.slots[block.index()];
         assert_eq!(slot.state, SlotState::Filling, "host page {} was filled unasked", block.0);
+        if slot.name.is_none() {
+            self.clear(block);
+            return;
+        }
         self.now += 1;
         slot.state = SlotState::Full { used: self.now, readers: 0 };
         self.unread.insert((self.now, block));
@@ -124,11 +129,34 @@ impl HostPool {
             panic!("host page {} was given back while it is not full", block.0);
         };
         *readers = readers.checked_sub(1).expect("a host page has as many ends of reads as beginnings");
-        if *readers == 0 {
-            self.now += 1;
-            *used = self.now;
-            self.unread.insert((self.now, block));
+        if *readers > 0 {
+            return;
         }
+        self.now += 1;
+        *used = self.now;
+        match self.slots[block.index()].name {
+            Some(_) => {
+                self.unread.insert((self.now, block));
+            }
+            None => self.clear(block),
+        }
+    }
+
+    /// Nobody finds this content of `group` any more. Transfers that use its page go on.
+    pub(super) fn forget(&mut self, key: BlockKey, group: usize) {
+        let Some(block) = self.names.get(key, group as u8) else { return };
+        self.names.remove(key, group as u8);
+        let slot = &mut self.slots[block.index()];
+        slot.name = None;
+        if let SlotState::Full { used, readers: 0 } = slot.state {
+            self.unread.remove(&(used, block));
+            self.clear(block);
+        }
+    }
+
+    fn clear(&mut self, block: HostBlock) {
+        self.slots[block.index()] = Slot::default();
+        self.empty.push(block);
     }
 
     fn evict(&mut self) -> Option<HostBlock> {
@@ -149,12 +177,14 @@ impl HostPool {
         readers.for_each(|block| read[block.index()] += 1);
         let mut filled = vec![0; self.total()];
         filling.for_each(|block| filled[block.index()] += 1);
-        let mut unread = 0;
+        let (mut unread, mut named) = (0, 0);
         for (at, slot) in self.slots.iter().enumerate() {
             let block = HostBlock(at as u32);
             let found = slot.name.map(|name| self.names.get(name.key, slot.group));
             assert!(found.is_none_or(|found| found == Some(block)), "host page {at} is not found");
-            assert_eq!(slot.name.is_none(), slot.state == SlotState::Empty, "host page {at} and its name");
+            let is_named_empty = slot.name.is_some() && slot.state == SlotState::Empty;
+            assert!(!is_named_empty, "empty host page {at} has a name");
+            named += usize::from(slot.name.is_some());
             let (state_readers, state_filling) = match slot.state {
                 SlotState::Empty => (0, 0),
                 SlotState::Filling => (0, 1),
@@ -164,6 +194,7 @@ impl HostPool {
                         readers == 0,
                         "host page {at} is listed"
                     );
+                    assert!(readers > 0 || slot.name.is_some(), "host page {at} is full of nothing");
                     unread += usize::from(readers == 0);
                     (readers, 0)
                 }
@@ -172,7 +203,7 @@ impl HostPool {
             assert_eq!(state_filling, filled[at], "host page {at} is filled by another number of transfers");
         }
         assert_eq!(unread, self.unread.len(), "a host page that is read may be evicted");
-        assert_eq!(self.names.len(), self.used(), "a name leads to a host page that does not have it");
+        assert_eq!(self.names.len(), named, "a name leads to a host page that does not have it");
         let empty = self.empty.iter().all(|block| self.slots[block.index()].state == SlotState::Empty);
         assert!(empty, "an empty host page is not");
     }
@@ -225,5 +256,28 @@ mod tests {
         assert_eq!(pool.fill(content(&tokens[3]), 0), Some(a), "read before the other was filled");
         assert_eq!((pool.find(content(&tokens[0]), 0), pool.used()), (None, 2));
         pool.check_invariants([].into_iter(), [a].into_iter());
+    }
+
+    #[test]
+    fn a_forgotten_page_is_found_by_nobody_and_empty_once_no_transfer_uses_it() {
+        let mut pool = HostPool::new(3, 4);
+        let tokens = [[1; 4], [2; 4], [3; 4]];
+        let [full, read, filling] = [0, 1, 2].map(|at| pool.fill(content(&tokens[at]), 0).unwrap());
+        [full, read].into_iter().for_each(|block| pool.filled(block));
+        pool.hold(read);
+        tokens.iter().for_each(|tokens| pool.forget(content(tokens).key, 1));
+        assert_eq!(pool.find(content(&tokens[0]), 0), Some(full), "another group's were forgotten");
+        tokens.iter().for_each(|tokens| pool.forget(content(tokens).key, 0));
+        assert!(tokens.iter().all(|tokens| !pool.has(content(tokens).key, 0)));
+        assert_eq!(pool.used(), 2);
+        pool.check_invariants([read].into_iter(), [filling].into_iter());
+        let again = pool.fill(content(&tokens[2]), 0).unwrap();
+        assert_eq!(again, full, "the others are in use");
+        pool.filled(filling);
+        assert_eq!(pool.find(content(&tokens[2]), 0), None, "the old transfer filled the old page");
+        pool.release(read);
+        pool.filled(again);
+        assert_eq!((pool.find(content(&tokens[2]), 0), pool.used()), (Some(again), 1));
+        pool.check_invariants([].into_iter(), [].into_iter());
     }
 }

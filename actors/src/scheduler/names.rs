@@ -14,11 +14,12 @@ use crate::prefix::BlockKey;
 #[derive(Clone, Debug)]
 pub(super) struct Names<Page> {
     pages: HashMap<(BlockKey, u8), Page, BuildHasherDefault<KeyHasher>>,
+    changes: u64,
 }
 
 impl<Page> Default for Names<Page> {
     fn default() -> Self {
-        Self { pages: HashMap::default() }
+        Self { pages: HashMap::default(), changes: 0 }
     }
 }
 
@@ -28,6 +29,7 @@ impl<Page: Copy> Names<Page> {
         match self.pages.entry((key, group)) {
             Entry::Vacant(entry) => {
                 entry.insert(page);
+                self.changes += 1;
                 true
             }
             Entry::Occupied(_) => false,
@@ -40,6 +42,12 @@ impl<Page: Copy> Names<Page> {
 
     pub(super) fn remove(&mut self, key: BlockKey, group: u8) {
         self.pages.remove(&(key, group));
+        self.changes += 1;
+    }
+
+    /// Names that came and went so far: as long as it is the same, so is all that is found.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
     }
 
     pub(super) fn len(&self) -> usize {

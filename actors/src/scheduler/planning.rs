@@ -18,6 +18,9 @@ use crate::{
     plan::{BlockCopy, NewSequence, Span, StepPlan},
 };
 
+#[cfg(test)]
+mod tests;
+
 /// A step in the making.
 #[derive(Default)]
 pub(super) struct Draft {
@@ -28,9 +31,9 @@ pub(super) struct Draft {
     /// Whether somebody shares a prompt from this step on: pages are held for it.
     pub(super) has_forked: bool,
     planned: Vec<PlannedSpan>,
-    /// Pages that those who went without will take when they are there: nobody is preempted for these, and nobody else
-    /// takes them.
-    claimed: usize,
+    /// Those who went without and take a page of each group when it is there: nobody is preempted for these, and nobody
+    /// else takes them. Whoever gives way claims nothing any more.
+    claimants: Vec<usize>,
     /// Whether somebody went without a page. Nothing is admitted then: the next pages are spoken for.
     pressed: bool,
 }
@@ -173,6 +176,10 @@ impl Scheduler {
             if !state.is_prefilling() || state.is_loading() {
                 continue;
             }
+            self.take_over_loaded(slot);
+            if self.sequences[slot].is_loading() {
+                continue;
+            }
             self.take_over(slot, draft);
             if !self.is_promised(slot, &shares) {
                 shares.push(Share::of(slot, &self.sequences[slot]));
@@ -205,8 +212,14 @@ impl Scheduler {
                 false => self.waiting.first_key_value(),
             };
             let Some((_, &slot)) = head else { return };
-            let shared = self.blocks_to_share(&self.sequences[slot], shares);
-            if self.admission(&self.sequences[slot], shared) == Admission::Wait {
+            let common = self.blocks_to_share(&self.sequences[slot], shares);
+            if self.admission(&self.sequences[slot], common.most()) == Admission::Wait {
+                return;
+            }
+            // Looked at closely only where it may fit.
+            let shared = common.promised.max(self.held_in_every_group(slot, common.held));
+            let is_less = shared < common.most();
+            if is_less && self.admission(&self.sequences[slot], shared) == Admission::Wait {
                 return;
             }
             self.start(slot, draft);
@@ -243,7 +256,7 @@ impl Scheduler {
         loop {
             // Among what is available and what comes free are the pages of those who wait.
             let to_come = self.pool.available() + self.pool.pending();
-            let is_enough = to_come >= draft.claimed + self.groups;
+            let is_enough = to_come >= (draft.claimants.len() + 1) * self.groups;
             if is_enough && self.pool.available() >= self.groups {
                 for group in 0..self.groups {
                     let page = self.pool.take(group);
@@ -256,7 +269,7 @@ impl Scheduler {
             }
             draft.pressed = true;
             if is_enough {
-                draft.claimed += self.groups;
+                draft.claimants.push(slot);
                 return Obtained::Stalled;
             }
             let last = match planted(Bug::PreemptsFirst) {
@@ -272,6 +285,7 @@ impl Scheduler {
             let victim = last.slot;
             let table = &self.sequences[victim].table;
             draft.copies.retain(|copy| !table.contains(&Some(copy.to)));
+            draft.claimants.retain(|claimant| *claimant != victim);
             self.preempt(victim);
             if victim == slot {
                 return Obtained::Preempted;
@@ -299,7 +313,11 @@ impl Scheduler {
                 true => *others.get_or_insert_with(|| self.spoken_for(slot)),
                 false => 0,
             };
-            if room > start && self.pool.available() < self.groups + spoken_for {
+            let to_come = self.pool.available() + self.pool.pending();
+            let is_short = self.pool.available() < self.groups + spoken_for
+                || to_come < (draft.claimants.len() + 1) * self.groups + spoken_for;
+            // Nobody gives way for more than a chunk's first block.
+            if room > start && is_short {
                 break;
             }
             if self.obtain_block(slot, draft) != Obtained::Pages {

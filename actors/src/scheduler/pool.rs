@@ -259,12 +259,18 @@ impl PagePool {
         }
     }
 
-    /// Takes the names from pages of a sequence whose results are not to be trusted: nobody finds them any more.
-    pub(super) fn unname(&mut self, block: BlockId) {
+    /// Takes the name from a page of a sequence whose results are not to be trusted: nobody finds it any more. Returns
+    /// the name and its group.
+    pub(super) fn unname(&mut self, block: BlockId) -> Option<(BlockKey, usize)> {
         let page = &mut self.pages[block.index()];
-        if let Some(name) = page.name.take() {
-            self.names.remove(name.key, page.group);
-        }
+        let name = page.name.take()?;
+        self.names.remove(name.key, page.group);
+        Some((name.key, usize::from(page.group)))
+    }
+
+    /// As long as it is the same, so is all that is found.
+    pub(super) fn changes(&self) -> u64 {
+        self.names.changes()
     }
 
     /// Gives the content of an owned page its name, unless it has one or another page has the same content.

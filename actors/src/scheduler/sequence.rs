@@ -73,8 +73,10 @@ pub(super) struct Sequence {
     pub(super) leader: Option<SequenceId>,
     /// Tokens of this life whose keys and values are written by planned steps, or were there.
     pub(super) computed: usize,
-    /// Of those, the ones that were there.
+    /// Tokens that its first life found and need not compute. What later lives find may be its own.
     pub(super) cached_tokens: usize,
+    /// Whether an earlier life of it may have left pages.
+    pub(super) has_lived: bool,
     /// Tokens known when this life began: prefill ends here.
     pub(super) prefill_target: usize,
     /// Draws of this life that are planned and not absorbed.
@@ -91,6 +93,8 @@ pub(super) struct Sequence {
     pub(super) told: usize,
     /// Blocks up to here are expected to be another sequence's: it is about to compute them.
     pub(super) promised: usize,
+    /// Whether it waits for what another sequence loads from the host.
+    pub(super) awaits_load: bool,
     /// Pages of the table that are on their way from the host. It runs once all are there.
     pub(super) loading: usize,
     /// Tokens that were found only because of them.
@@ -133,6 +137,7 @@ impl Sequence {
             leader: None,
             computed: 0,
             cached_tokens: 0,
+            has_lived: false,
             prefill_target: prompt_len,
             draws_ahead: 0,
             table: Vec::new(),
@@ -141,6 +146,7 @@ impl Sequence {
             announced: false,
             told: 0,
             promised: 0,
+            awaits_load: false,
             loading: 0,
             loading_tokens: 0,
             keys: Vec::new(),
@@ -243,7 +249,6 @@ impl Sequence {
     /// last block first, so that the beginning of a prefix stays cached longest.
     pub(super) fn end_life(&mut self) -> impl Iterator<Item = BlockId> + use<> {
         self.computed = 0;
-        self.cached_tokens = 0;
         self.prefill_target = self.tokens.len();
         self.draws_ahead = 0;
         self.held = 0;
@@ -252,6 +257,7 @@ impl Sequence {
         self.announced &= planted(Bug::ForgetsToBegin);
         self.told = 0;
         self.promised = 0;
+        self.awaits_load = false;
         (self.loading, self.loading_tokens) = (0, 0);
         self.named = 0;
         self.missed = 0;
@@ -300,6 +306,11 @@ impl Sequence {
         let parent = if block == 0 { self.root? } else { self.keys[block - 1] };
         let tokens = &self.tokens[block * cache.block_size..(block + 1) * cache.block_size];
         Some(Content { key, parent, tokens })
+    }
+
+    /// Counts tokens that this life found.
+    pub(super) fn found(&mut self, tokens: usize) {
+        self.cached_tokens += if self.has_lived { 0 } else { tokens };
     }
 
     /// Names the blocks that have become full.

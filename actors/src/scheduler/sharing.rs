@@ -35,7 +35,9 @@ impl Scheduler {
         }
         state.table = table;
         (state.computed, state.named) = (blocks * self.cache.block_size, blocks);
-        state.cached_tokens = state.computed;
+        if !state.has_lived {
+            state.cached_tokens = state.computed;
+        }
         if blocks > cached {
             // Named once they are there.
             state.named = 0;
@@ -100,8 +102,8 @@ impl Scheduler {
         self.fork(slot, draft);
         let state = &mut self.sequences[slot];
         if state.computed > before {
-            state.cached_tokens += state.computed - before;
             let computed = state.computed;
+            state.found(computed - before);
             self.leave_window(slot, computed);
         }
     }
@@ -122,10 +124,7 @@ impl Scheduler {
             (state.computed / block_size, target / block_size, !target.is_multiple_of(block_size));
         let page = |block: usize, group: usize| leader.table[block * self.groups + group];
         let seen = |window| self.cache.first_block_seen(target, window);
-        let is_whole = self.cache.groups.windows().enumerate().all(|(group, window)| {
-            (seen(window).max(first)..last + usize::from(is_split)).all(|block| page(block, group).is_some())
-        });
-        if !is_whole || (is_split && self.pool.available() < self.groups) {
+        if !self.keeps_prompt(leader, first) || (is_split && self.pool.available() < self.groups) {
             return;
         }
         let mut shared = Vec::with_capacity((last - first) * self.groups);
@@ -161,6 +160,17 @@ impl Scheduler {
         (state.computed, state.named) = (target, last);
     }
 
+    /// Whether a leader that has computed its prompt still has the pages, from block `first` on, that the prompt's last
+    /// token sees.
+    fn keeps_prompt(&self, leader: &Sequence, first: usize) -> bool {
+        let target = leader.prompt_len - 1;
+        let end = self.cache.blocks_for(target);
+        self.cache.groups.windows().enumerate().all(|(group, window)| {
+            let seen = self.cache.first_block_seen(target, window).max(first);
+            (seen..end).all(|block| leader.table[block * self.groups + group].is_some())
+        })
+    }
+
     /// The running choice that `state` may share the prompt of.
     fn leader(&self, state: &Sequence) -> Option<usize> {
         if state.needs_every_row() || state.tokens.len() > state.prompt_len {
@@ -174,7 +184,9 @@ impl Scheduler {
     /// and takes it over. What it expects to share beyond that is forgotten as soon as nobody computes it.
     pub(super) fn is_promised(&mut self, slot: usize, shares: &[Share]) -> bool {
         let state = &self.sequences[slot];
-        let promised = self.is_leaders(state) || self.is_shares(state, shares);
+        let awaits_load = self.is_loaded_for(state);
+        let promised = awaits_load || self.is_leaders(state) || self.is_shares(state, shares);
+        self.sequences[slot].awaits_load = awaits_load;
         if !promised && planted(Bug::WaitsForNobody) && self.sequences[slot].promised > 0 {
             return true;
         }
@@ -184,10 +196,14 @@ impl Scheduler {
         promised
     }
 
+    /// Whether its leader is about to compute what it needs. Nobody waits for one that comes later in the order, whose
+    /// turn may be far, or that is behind.
     fn is_leaders(&self, state: &Sequence) -> bool {
         let Some(leader) = self.leader(state) else { return false };
+        let leader = &self.sequences[leader];
         let is_at_block = state.computed.is_multiple_of(self.cache.block_size);
-        is_at_block && state.computed + 1 < state.prompt_len && self.sequences[leader].is_prefilling()
+        let is_ahead = leader.order() < state.order() && leader.computed >= state.computed;
+        is_at_block && is_ahead && state.computed + 1 < state.prompt_len && leader.is_prefilling()
     }
 
     fn is_shares(&self, state: &Sequence, shares: &[Share]) -> bool {
@@ -197,19 +213,21 @@ impl Scheduler {
         // Whoever is behind, since it has to compute every row, is nobody to wait for.
         let is_next = |other: &Sequence| (state.computed..end).contains(&other.computed);
         let mut computing = shares.iter().filter_map(|share| self.sequences.get(share.slot));
-        let is_computed = computing
-            .any(|other| is_next(other) && end <= other.prefill_target && other.key(block) == Some(key));
-        is_computed || self.is_loaded_by_another(state, block)
+        computing.any(|other| is_next(other) && end <= other.prefill_target && other.key(block) == Some(key))
     }
 
-    /// Leading blocks of a waiting sequence for which it needs no page of its own in a group that sees everything:
-    /// others hold them, or are about to compute them. A guess, made without looking at each.
-    pub(super) fn blocks_to_share(&self, state: &Sequence, shares: &[Share]) -> usize {
+    /// Leading blocks of a waiting sequence for which it needs no page of its own in a group that sees everything. A
+    /// guess, made without looking at each.
+    pub(super) fn blocks_to_share(&self, state: &Sequence, shares: &[Share]) -> Common {
         if self.cache.groups.full() == 0 {
-            return 0;
+            return Common::default();
         }
         if let Some(leader) = self.leader(state) {
-            return self.sequences[leader].prompt_len.saturating_sub(1) / self.cache.block_size;
+            let leader = &self.sequences[leader];
+            let has_computed = leader.computed >= leader.prompt_len && !leader.is_loading();
+            if self.is_leaders(state) || has_computed && self.keeps_prompt(leader, 0) {
+                return Common { promised: (leader.prompt_len - 1) / self.cache.block_size, held: 0 };
+            }
         }
         let limit = state.blocks_to_find(&self.cache);
         let full = self.cache.groups.windows().position(|window| window.is_none());
@@ -217,12 +235,29 @@ impl Scheduler {
             let key = state.key(at);
             key.zip(full).is_some_and(|(key, group)| self.pool.is_held(key, group))
         };
-        let common = shares.iter().filter_map(|share| self.sequences.get(share.slot)).map(|other| {
+        let promised = shares.iter().filter_map(|share| self.sequences.get(share.slot)).map(|other| {
             // Keys are chained: once they differ, they differ.
             let both = limit.min(other.prefill_target / self.cache.block_size);
-            leading(both, |at| state.key(at) == other.key(at))
+            let both = leading(both, |at| state.key(at) == other.key(at));
+            // What it has left behind already is there or is not: nobody computes it again.
+            if both * self.cache.block_size > other.computed { both } else { 0 }
         });
-        common.chain([leading(limit, is_held)]).max().unwrap_or(0)
+        Common { promised: promised.max().unwrap_or(0), held: leading(limit, is_held) }
+    }
+
+    /// Of `held` leading blocks that others hold in a group that sees everything, those that will be shared: a window's
+    /// group may have given up what it needs to go on behind them.
+    pub(super) fn held_in_every_group(&mut self, slot: usize, held: usize) -> usize {
+        if held == 0 || self.cache.groups.full() == self.groups {
+            return held;
+        }
+        let (state, changes) = (&self.sequences[slot], self.pool.changes());
+        let blocks = match self.prefix_of_head {
+            Some((sequence, then, blocks)) if (sequence, then) == (state.id, changes) => blocks,
+            _ => self.longest_prefix(state, |block, group| self.on_device(state, block, group).is_some()),
+        };
+        self.prefix_of_head = Some((state.id, changes, blocks));
+        held.min(blocks)
     }
 
     /// Gives up what no row to come sees, of all that run: nobody may go without a page that another one needs no more.
@@ -273,6 +308,21 @@ impl Scheduler {
             }
             state.named += 1;
         }
+    }
+}
+
+/// Leading blocks that a waiting sequence has in common with others.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Common {
+    /// Others are about to compute them, or have them all: a choice's prompt.
+    pub(super) promised: usize,
+    /// Others hold them in a group that sees everything.
+    pub(super) held: usize,
+}
+
+impl Common {
+    pub(super) fn most(self) -> usize {
+        self.promised.max(self.held)
     }
 }
 

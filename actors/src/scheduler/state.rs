@@ -131,6 +131,9 @@ pub struct Scheduler {
     pub(super) next_step: Step,
     /// Most plans in a row that left out a decode of one that runs.
     pub(super) missed_most: u8,
+    /// The sequence that was last looked at closely before it was admitted, the state of the cache then, and the blocks
+    /// of its longest prefix: they are asked for in every plan while it waits.
+    pub(super) prefix_of_head: Option<(SequenceId, u64, usize)>,
     /// Lives begun so far.
     pub(super) lives: u64,
     pub(super) counters: SchedulerCounters,
@@ -155,6 +158,7 @@ impl Scheduler {
             epoch,
             next_step: Step(0),
             missed_most: 0,
+            prefix_of_head: None,
             lives: 0,
             counters: SchedulerCounters::default(),
         }
@@ -233,12 +237,15 @@ impl Scheduler {
         self.ending.clear();
         let pool = PagePool::new(self.cache.num_blocks, self.cache.block_size);
         self.tiers = Tiers::new(&self.cache);
+        self.prefix_of_head = None;
         let lost = std::mem::replace(&mut self.pool, pool);
         let mut lost = planted(Bug::KeepsNamesOfLostGroup).then_some(lost);
         for Running { slot, .. } in std::mem::take(&mut self.running) {
             let state = &mut self.sequences[slot];
             // Its pages are those of the pool that is gone.
             let pages = state.end_life();
+            // And what its first life found or left is gone with them.
+            (state.cached_tokens, state.has_lived) = (0, false);
             lost.iter_mut()
                 .zip([pages])
                 .for_each(|(lost, pages)| pages.for_each(|it| lost.release(it, None)));
@@ -331,6 +338,7 @@ impl Scheduler {
             return; // Ended, or preempted since: its next life draws the same token again.
         };
         let mut finish = None;
+        let mut sampled = None;
         let event = |event| Event { sequence, event };
         if let Some(mut output) = output {
             let from = if planted(Bug::ReportsTwice) { 0 } else { state.prompt_logprobs_next };
@@ -342,34 +350,35 @@ impl Scheduler {
             }
             if output.broken {
                 let error = GenerationError::NotFinite { position: state.tokens.len() };
-                // Whatever made them, they must not meet the next request that begins alike.
-                state.table.iter().flatten().for_each(|page| self.pool.unname(*page));
+                self.forget_contents(slot);
                 self.remove(slot);
                 events.push(event(GenerationEvent::Failed(error)));
                 return;
             }
-            if !state.prefilled && span.end >= state.prompt_len {
-                state.prefilled = true;
-                let cached_tokens = state.cached_tokens;
-                self.counters.prefix_cache_queries += state.prompt_len as u64;
-                self.counters.prefix_cache_hits += cached_tokens as u64;
-                events.push(event(GenerationEvent::Prefilled { cached_tokens }));
+            sampled = output.sampled.pop();
+        }
+        // Also where nothing is drawn, and nothing comes back with the prompt's end.
+        if !state.prefilled && span.end >= state.prompt_len {
+            state.prefilled = true;
+            let cached_tokens = state.cached_tokens;
+            self.counters.prefix_cache_queries += state.prompt_len as u64;
+            self.counters.prefix_cache_hits += cached_tokens as u64;
+            events.push(event(GenerationEvent::Prefilled { cached_tokens }));
+        }
+        if let Some(sampled) = sampled {
+            let token = sampled.token;
+            state.draws_ahead -= 1;
+            state.tokens.push(token);
+            self.counters.generated_tokens += 1;
+            events.push(event(GenerationEvent::Token(sampled)));
+            if state.stop_token_ids.contains(&token) {
+                finish = Some(FinishReason::Stop { token });
+            } else if state.tokens.len() >= state.token_limit {
+                finish = Some(FinishReason::Length);
             }
-            if let Some(sampled) = output.sampled.pop() {
-                let token = sampled.token;
-                state.draws_ahead -= 1;
-                state.tokens.push(token);
-                self.counters.generated_tokens += 1;
-                events.push(event(GenerationEvent::Token(sampled)));
-                if state.stop_token_ids.contains(&token) {
-                    finish = Some(FinishReason::Stop { token });
-                } else if state.tokens.len() >= state.token_limit {
-                    finish = Some(FinishReason::Length);
-                }
-                if state.has_full_block(&self.cache) {
-                    state.extend_keys(&self.cache);
-                    self.name_blocks(slot);
-                }
+            if state.has_full_block(&self.cache) {
+                state.extend_keys(&self.cache);
+                self.name_blocks(slot);
             }
         }
         let state = &self.sequences[slot];
@@ -434,6 +443,7 @@ impl Scheduler {
         self.end_life(slot);
         let state = &mut self.sequences[slot];
         state.preemptions += u8::from(!planted(Bug::ForgetsPreemptions));
+        state.has_lived = true;
         self.counters.preemptions += 1;
         self.waiting.insert(state.place, slot);
     }

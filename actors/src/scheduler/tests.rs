@@ -3,13 +3,14 @@
 use consort_kernels::sampling::SamplingParams;
 
 use super::{
-    AbsorbError, PagePool, Scheduler,
+    AbsorbError, PREEMPTIONS_MAX, PagePool, Scheduler,
     simulation::{SimShard, Simulation, VOCAB},
 };
 use crate::{
-    config::{CacheSpec, SchedulerConfig},
+    config::{CacheSpec, LayerGroups, SchedulerConfig},
     ids::{Epoch, SequenceId, Step},
     plan::{Output, StepPlan, StepResult, Tokens},
+    prefix::BlockKey,
     request::{FinishReason, GenerationEvent, Request, SubmitError},
 };
 
@@ -347,4 +348,115 @@ fn a_choice_that_gives_way_in_the_plan_in_which_it_shares_a_prompt_blocks_nobody
     }
     assert!(scheduler.is_idle(), "{} run and {} wait", scheduler.running(), scheduler.waiting());
     assert!(scheduler.counters().preemptions > 0, "the pool is meant to be too small");
+}
+
+#[test]
+fn a_prompt_after_which_nothing_is_drawn_is_reported_and_counted() {
+    let cache = CacheSpec::new(4, 16);
+    let mut scheduler = Scheduler::new(CONFIG, cache, VOCAB, Epoch(0));
+    let mut shard = SimShard::new(cache, Epoch(0));
+    for (id, cached_tokens) in [(0, 0), (1, 4)] {
+        scheduler.submit(0, SequenceId(id), request(8, 0), None).unwrap();
+        let plan = scheduler.plan().unwrap();
+        let events = scheduler.absorb(shard.execute_at_once(&plan)).unwrap();
+        let events: Vec<_> = events.into_iter().map(|event| event.event).collect();
+        let due =
+            [GenerationEvent::Prefilled { cached_tokens }, GenerationEvent::Finished(FinishReason::Length)];
+        assert_eq!(events, due);
+    }
+    let counters = scheduler.counters();
+    assert_eq!((counters.prefix_cache_queries, counters.prefix_cache_hits), (16, 4));
+}
+
+#[test]
+fn what_a_sequence_computed_before_it_gave_way_is_no_hit() {
+    let mut simulation = Simulation::new(CONFIG, CacheSpec::new(4, 16), 1);
+    simulation.submit(0, request(20, 2)).unwrap();
+    simulation.plan();
+    simulation.absorb();
+    let slot = simulation.scheduler.sequences.find(SequenceId(0)).unwrap();
+    simulation.scheduler.preempt(slot);
+    simulation.drain();
+    assert_eq!(simulation.outcome(0).cached_tokens, Some(0));
+    let counters = simulation.scheduler.counters();
+    assert_eq!((counters.prefix_cache_queries, counters.prefix_cache_hits), (20, 0));
+    assert_eq!(counters.computed_tokens, 21, "it finds its own pages all the same");
+}
+
+#[test]
+fn a_choice_waits_for_the_first_one_only_if_that_comes_before_it_in_the_order() {
+    for (is_kept, due) in [(false, vec![(0, 8)]), (true, vec![(0, 4), (1, 4)])] {
+        let (mut scheduler, mut shard) = (scheduler(), SimShard::new(CACHE, Epoch(0)));
+        scheduler.submit(0, SequenceId(0), request(20, 1), None).unwrap();
+        scheduler.submit(0, SequenceId(1), request(20, 1), Some(SequenceId(0))).unwrap();
+        let follower = scheduler.sequences.find(SequenceId(1)).unwrap();
+        scheduler.sequences[follower].preemptions = if is_kept { PREEMPTIONS_MAX } else { 0 };
+        let first = scheduler.plan().unwrap();
+        assert_eq!(spans(&first), [(0, 8)]);
+        scheduler.absorb(shard.execute_at_once(&first)).unwrap();
+        assert_eq!(spans(&scheduler.plan().unwrap()), due);
+        scheduler.check_invariants();
+    }
+}
+
+#[test]
+fn blocks_whose_windows_are_gone_are_not_counted_as_shared() {
+    let config = SchedulerConfig { max_num_batched_tokens: 16, max_model_len: 96, ..CONFIG };
+    let groups = LayerGroups::new(&[None, Some(9)]).unwrap();
+    let mut simulation = Simulation::new(config, CacheSpec { groups, ..CacheSpec::new(1, 100) }, 1);
+    simulation.submit(0, request(40, 50)).unwrap();
+    // Every token takes two pages: by then those of the prompt that its window left are taken again.
+    while simulation.outcome(0).sampled.len() < 36 {
+        simulation.plan();
+        simulation.absorb();
+    }
+    let mut alike = request(41, 4);
+    alike.prompt[40] = 96;
+    simulation.submit(1, alike).unwrap();
+    simulation.drain();
+    let counters = simulation.scheduler.counters();
+    assert_eq!((counters.preemptions, counters.prefix_cache_hits), (0, 0));
+    assert_eq!(simulation.outcome(1).sampled.len(), 4);
+}
+
+#[test]
+fn pages_of_a_sequence_without_finite_logits_are_not_found_in_the_host_either() {
+    let cache = CacheSpec { host_blocks: 8, ..CacheSpec::new(4, 32) };
+    let mut scheduler = Scheduler::new(CONFIG, cache, VOCAB, Epoch(0));
+    let mut shard = SimShard::new(cache, Epoch(0));
+    let of = |prompt: std::ops::Range<u32>, max_tokens| Request {
+        prompt: prompt.collect(),
+        ..request(1, max_tokens)
+    };
+    // All but two pages come to be cached, and the oldest are saved.
+    for (id, prompt) in [(0, 0..28), (1, 30..90), (2, 60..92)] {
+        scheduler.submit(0, SequenceId(id), of(prompt, 1), None).unwrap();
+        while !scheduler.is_idle() {
+            let plan = scheduler.plan().unwrap();
+            scheduler.absorb(shard.execute_at_once(&plan)).unwrap();
+        }
+    }
+    let keys = BlockKey::chain(None, &(0..28).collect::<Vec<u32>>(), 4);
+    let in_host = |scheduler: &Scheduler| -> Vec<usize> {
+        (0..7).filter(|&block| scheduler.tiers.host.has(keys[block], 0)).collect()
+    };
+    scheduler.submit(0, SequenceId(3), of(96..97, 9), None).unwrap();
+    let plan = scheduler.plan().unwrap();
+    let result = StepResult { transferred: None, ..shard.execute_at_once(&plan) };
+    scheduler.absorb(result).unwrap();
+    assert_eq!((in_host(&scheduler), scheduler.transfers_under_way()), (vec![4, 5, 6], 1));
+    // Six of its blocks are there. Of the last one it computes a page of its own.
+    scheduler.submit(0, SequenceId(4), of(0..28, 1), None).unwrap();
+    let plan = scheduler.plan().unwrap();
+    assert_eq!(spans(&plan), [(3, 1), (4, 4)]);
+    let mut result = StepResult { transferred: None, ..shard.execute_at_once(&plan) };
+    result.outputs[1].broken = true;
+    let events = scheduler.absorb(result).unwrap();
+    assert!(events.iter().any(|event| matches!(event.event, GenerationEvent::Failed(_))), "{events:?}");
+    scheduler.check_invariants();
+    assert_eq!(in_host(&scheduler), [6]);
+    let plan = scheduler.plan().unwrap();
+    scheduler.absorb(shard.execute_at_once(&plan)).unwrap();
+    scheduler.check_invariants();
+    assert_eq!((in_host(&scheduler), scheduler.transfers_under_way()), (vec![6], 0));
 }

@@ -163,6 +163,36 @@ impl Scheduler {
         state.loading_tokens = tokens;
     }
 
+    /// What the pages of `slot` hold is found by nobody any more, on either tier: whatever spoilt them must not meet
+    /// the next request that begins alike.
+    pub(super) fn forget_contents(&mut self, slot: usize) {
+        for page in self.sequences[slot].table.iter().flatten() {
+            if let Some((key, group)) = self.pool.unname(*page) {
+                self.tiers.host.forget(key, group);
+            }
+        }
+    }
+
+    /// Whether another sequence is loading the next block of `state`.
+    pub(super) fn is_loaded_for(&self, state: &Sequence) -> bool {
+        state.next_block(&self.cache).is_some_and(|block| self.is_loaded_by_another(state, block))
+    }
+
+    /// Begins once more for one that has not run and waited for what another one loaded: which may be there now, or
+    /// left to it to load. Block after block it would find only what every group has from the beginning on, and of a
+    /// window's group no more than the prefix's end was loaded.
+    pub(super) fn take_over_loaded(&mut self, slot: usize) {
+        let state = &self.sequences[slot];
+        if !state.awaits_load || state.last_step.is_some() || self.is_loaded_for(state) {
+            return;
+        }
+        let state = &mut self.sequences[slot];
+        (state.awaits_load, state.held) = (false, 0);
+        let pages = std::mem::take(&mut state.table);
+        pages.into_iter().rev().flatten().for_each(|page| self.pool.release(page, None));
+        self.take_over_prefix(slot);
+    }
+
     /// Forgets loads of a life that ends, where they were not ordered.
     pub(super) fn forget_loads(&mut self, slot: usize) {
         let state = &self.sequences[slot];

@@ -157,14 +157,20 @@ impl Oracle {
         // Where there are windows, a chunk may hold more than its sequence was admitted for, if nobody else needs it.
         let has_windows = scheduler.cache.groups.full() < scheduler.groups;
         let spoken_for = if has_windows { scheduler.spoken_for(first.slot) } else { 0 };
+        let decodes = before.running.iter().filter(|standing| standing.wants_decode);
+        let (decodes, left_out): (Vec<&Standing>, Vec<&Standing>) =
+            decodes.partition(|standing| planned.contains_key(&standing.sequence));
+        let left_out = left_out.iter().filter(|out| now.iter().any(|standing| standing.life == out.life));
+        // Pages that are on their way to those who went without are not for its chunk's later blocks.
+        let needed = (1 + left_out.count()) * scheduler.groups + spoken_for;
         // What others gave up after its chunk had been cut short is no page that it could have had.
         let was_short = scheduler.counters().preemptions > before.preemptions
-            || scheduler.pool.available() < scheduler.groups + spoken_for;
+            || scheduler.pool.available() < scheduler.groups + spoken_for
+            || scheduler.pool.available() + scheduler.pool.pending() < needed;
         if first.is_follower || was_short {
             return;
         }
-        let decodes = before.running.iter().filter(|standing| standing.wants_decode);
-        let decodes = decodes.filter(|standing| planned.contains_key(&standing.sequence)).count();
+        let decodes = decodes.len();
         let half = (self.config.max_num_batched_tokens - decodes).div_ceil(2);
         let taken_over = after.computed - first.computed - planned.get(&first.sequence).copied().unwrap_or(0);
         let due = half.min(first.to_prefill - taken_over);

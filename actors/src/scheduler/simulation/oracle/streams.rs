@@ -164,6 +164,7 @@ impl Stream {
         assert_eq!(Some(reason), self.must_end, "the stream ended otherwise");
         let due = if self.prompt_logprobs.is_some() { self.prompt_len - 1 } else { 0 };
         assert_eq!(self.outcome.prompt_logprobs, due, "prompt log-probabilities are missing");
+        assert!(self.outcome.cached_tokens.is_some(), "it ended before its prompt was computed");
         self.outcome.end = Some(End::Finished(reason));
     }
 

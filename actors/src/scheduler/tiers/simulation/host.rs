@@ -200,6 +200,11 @@ fn pushed_out(cache: CacheSpec) -> Simulation {
 
 const LONG: CacheSpec = CacheSpec { host_blocks: 400, ..CacheSpec::new(4, 100) };
 
+/// The same for two groups, of which one sees nine tokens.
+fn long_with_a_window() -> CacheSpec {
+    CacheSpec { groups: groups(&[None, Some(9)]), num_blocks: 200, host_blocks: 800, ..LONG }
+}
+
 #[test]
 fn decodes_go_on_in_every_step_while_a_long_prefix_is_loaded() {
     let mut simulation = pushed_out(LONG);
@@ -232,15 +237,36 @@ fn decodes_go_on_in_every_step_while_a_long_prefix_is_loaded() {
 
 #[test]
 fn a_prefix_that_several_ask_for_is_loaded_once() {
-    let mut simulation = pushed_out(LONG);
-    let before = simulation.scheduler.counters();
-    for id in 20..26 {
-        simulation.submit(id, request(0, 240, 2)).expect("it fits");
+    // 59 blocks, and what a window of nine tokens sees of them.
+    for (cache, pages) in [(LONG, 59), (long_with_a_window(), 59 + 2)] {
+        let mut simulation = pushed_out(cache);
+        let before = simulation.scheduler.counters();
+        for id in 20..26 {
+            simulation.submit(id, request(0, 240, 2)).expect("it fits");
+        }
+        simulation.drain();
+        let after = simulation.scheduler.counters();
+        let loads = after.host_loads - before.host_loads;
+        assert!(loads <= pages && loads > pages - 10, "{before:?} {after:?}");
+        assert!(after.computed_tokens - before.computed_tokens < 6 * 8 + 40, "{before:?} {after:?}");
     }
-    simulation.drain();
-    let after = simulation.scheduler.counters();
-    assert!((50..60).contains(&(after.host_loads - before.host_loads)), "{before:?} {after:?}");
-    assert!(after.computed_tokens - before.computed_tokens < 6 * 8 + 40);
+}
+
+#[test]
+fn whoever_waits_for_a_load_that_is_given_up_loads_by_itself() {
+    for cache in [LONG, long_with_a_window()] {
+        let mut simulation = pushed_out(cache);
+        let before = simulation.scheduler.counters();
+        for id in 20..22 {
+            simulation.submit(id, request(0, 240, 2)).expect("it fits");
+        }
+        simulation.plan();
+        simulation.cancel(20);
+        simulation.drain();
+        let after = simulation.scheduler.counters();
+        assert!(after.host_loads - before.host_loads >= 50, "{before:?} {after:?}");
+        assert!(after.computed_tokens - before.computed_tokens < 8 + 40, "{before:?} {after:?}");
+    }
 }
 
 #[test]
