@@ -14,6 +14,7 @@
 //! | [`shard`] | executors on compute threads, and the actors that own them |
 //! | [`plan`] | what crosses between scheduler and shards |
 //! | [`prefix`] | names of cached blocks |
+//! | [`order`] | the order of service, one for all replicas |
 //! | [`request`] | what callers hand in and get back |
 //! | [`status`] | what an ensemble says of itself |
 //!
@@ -25,6 +26,7 @@ mod ensemble;
 pub mod error;
 mod group;
 pub mod ids;
+pub mod order;
 pub mod plan;
 pub mod prefix;
 mod replica;

@@ -112,6 +112,16 @@ pub struct ReplicaStatus {
     pub finished: FinishedCounts,
 }
 
+impl ReplicaStatus {
+    /// The scheduler has ended, and all that it held is gone. What is still said to be open has failed, and nobody has
+    /// counted it; a scheduler that is stopped in good order ends its requests itself.
+    pub(crate) fn end_open(&mut self) {
+        self.finished.failed += (self.running + self.waiting) as u64;
+        (self.running, self.waiting) = (0, 0);
+        (self.used_blocks, self.cached_blocks, self.host_used_blocks) = (0, 0, 0);
+    }
+}
+
 /// Whether an ensemble, or one replica of it, serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EnsembleState {
@@ -308,8 +318,9 @@ impl StatusBoard {
         change(&mut self.board().unplaced);
     }
 
-    pub(crate) fn set_moved(&self, moved: u64) {
-        self.board().moved_requests = moved;
+    /// Counts moves of requests. The total is kept here, so that it outlives a router.
+    pub(crate) fn add_moved(&self, moved: u64) {
+        self.board().moved_requests += moved;
     }
 
     /// Moves a replica to `next` unless its present state outlives it: what failed only ends, what stopped stays.

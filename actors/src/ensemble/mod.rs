@@ -3,6 +3,7 @@
 mod generation;
 mod shared;
 mod spec;
+mod waiting;
 
 #[cfg(test)]
 mod faults;
@@ -13,12 +14,13 @@ use std::{sync::Arc, time::Duration};
 
 pub use generation::Generation;
 use ractor::{Actor, ActorRef};
-pub(crate) use shared::{Home, Shared, WaitingSlot};
+pub(crate) use shared::{Home, Shared};
 pub use spec::EnsembleSpec;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
 };
+pub(crate) use waiting::{Transit, WaitingSlot};
 
 use crate::{
     error::EnsembleError,
@@ -123,7 +125,8 @@ impl Ensemble {
                 let leader = leader.replace(leader.unwrap_or(sequence));
                 streams.push((sequence, receiver));
                 let slot = slots.next().expect("a slot was taken for each request");
-                Submission { sequence, request, arrived_ms, leader, keys, events, slot }
+                let transit = Transit::new(Arc::clone(&shared.board));
+                Submission { sequence, request, arrived_ms, leader, keys, events, slot, transit }
             };
             let mut submissions = |group: Vec<_>| {
                 let mut leader = None;

@@ -3,15 +3,15 @@
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use consort_parallel::ids::Rank;
-use ractor::ActorRef;
+use ractor::{ActorRef, MessagingErr};
 
-use super::EnsembleSpec;
+use super::{EnsembleSpec, waiting::Gate};
 use crate::{
     ids::{Epoch, ReplicaId, SequenceId},
     request::SubmitError,
@@ -65,7 +65,7 @@ impl Shared {
         Self {
             homes: replicas.iter().map(|_| home()).collect(),
             board: Arc::new(StatusBoard::new(spec.cache.block_size, replicas)),
-            gate: Arc::new(Gate { limit: spec.scheduler.max_waiting_requests, waiting: AtomicUsize::new(0) }),
+            gate: Arc::new(Gate::new(spec.scheduler.max_waiting_requests)),
             silence_max,
             port: Mutex::new(port),
             started: Instant::now(),
@@ -116,8 +116,16 @@ impl Shared {
             port.next_sequence += 1;
             sequence
         });
-        router.cast(RouterMessage::Submit(groups)).map_err(|_| gone())?;
-        Ok(router)
+        match router.cast(RouterMessage::Submit(groups)) {
+            Ok(()) => Ok(router),
+            Err(error) => {
+                if let MessagingErr::SendErr(RouterMessage::Submit(groups)) = error {
+                    // They are refused, and never were under way.
+                    groups.into_iter().flatten().for_each(|mut submission| submission.transit.arrive());
+                }
+                Err(gone())
+            }
+        }
     }
 
     /// Compute threads that were not joined yet, of all replicas.
@@ -245,36 +253,5 @@ impl Home {
     #[cfg(test)]
     pub(crate) fn scheduler(&self) -> Option<ActorRef<SchedulerMessage>> {
         self.shared.port().schedulers[self.replica.index()].clone()
-    }
-}
-
-/// Bounds the requests that were accepted and have not run yet, before the scheduler's unbounded mailbox.
-pub(crate) struct Gate {
-    /// `max_waiting_requests`.
-    limit: usize,
-    waiting: AtomicUsize,
-}
-
-impl Gate {
-    /// Takes that many places at once, or says that there are not as many.
-    pub(crate) fn enter(self: &Arc<Self>, count: usize) -> Result<Vec<WaitingSlot>, SubmitError> {
-        let entered = self.waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, |waiting| {
-            waiting.checked_add(count).filter(|after| *after <= self.limit)
-        });
-        match entered {
-            Ok(_) => Ok((0..count).map(|_| WaitingSlot { gate: Arc::clone(self) }).collect()),
-            Err(waiting) => Err(SubmitError::Overloaded { waiting, limit: self.limit }),
-        }
-    }
-}
-
-/// A place among the waiting; given back when dropped.
-pub(crate) struct WaitingSlot {
-    gate: Arc<Gate>,
-}
-
-impl Drop for WaitingSlot {
-    fn drop(&mut self) {
-        self.gate.waiting.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -300,6 +300,38 @@ async fn the_scheduler_s_end_takes_the_group_with_it() {
     finish(ensemble, &factory).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scheduler_that_keeps_ending_leaves_nothing_open_and_what_was_open_has_failed() {
+    let mut factory = FakeFactory::new();
+    factory.step_time = Duration::from_millis(5);
+    let (ensemble, factory) = start(factory).await;
+    let has_failed = || matches!(ensemble.status().state, EnsembleState::Failed { .. });
+    let mut lives = 0;
+    while !has_failed() {
+        lives += 1;
+        let mut open: Vec<Generation> =
+            (0..3).map(|first| ensemble.submit(request(first, 4, 900)).unwrap()).collect();
+        for generation in &mut open {
+            assert!(generation.next().await.is_some());
+        }
+        first_home(&ensemble).scheduler().unwrap().kill();
+        for generation in open {
+            let (_, last) = read(generation).await;
+            assert!(matches!(last, GenerationEvent::Failed(GenerationError::ShardLost { .. })), "{last:?}");
+        }
+        until("it is restarted, or given up", || {
+            let status = ensemble.status();
+            has_failed() || (status.epoch == lives && status.state == EnsembleState::Ready)
+        })
+        .await;
+        let status = ensemble.status();
+        assert_eq!((status.running, status.waiting, status.used_blocks), (0, 0, 0), "life {lives}");
+        assert_eq!(status.finished.failed, 3 * lives);
+    }
+    assert_eq!(lives, 6, "five restarts");
+    finish(ensemble, &factory).await;
+}
+
 /// Short enough to wait for, and far beyond what a fake step takes on a busy machine.
 const SILENCE: Duration = Duration::from_millis(1500);
 

@@ -13,7 +13,7 @@ use crate::{
     ids::Epoch,
     router::RouterMessage,
     scheduler::{SchedulerActor, SchedulerArguments, SchedulerMessage},
-    status::EnsembleState,
+    status::{EnsembleState, ReplicaStatus},
 };
 
 /// What a replica starts from.
@@ -80,9 +80,7 @@ impl Actor for ReplicaActor {
             // An error means that it has ended already; so below.
             let _ = scheduler.stop_and_wait(None, None).await;
         }
-        if let Some(group) = state.group.take() {
-            let _ = group.stop_and_wait(None, None).await;
-        }
+        state.end_rest().await;
         Ok(())
     }
 }
@@ -94,9 +92,13 @@ impl ReplicaState {
         myself: &ActorRef<ReplicaMessage>,
         mut reason: String,
     ) -> Result<(), ActorProcessingErr> {
+        if self.scheduler.is_none() {
+            self.home.update(ReplicaStatus::end_open);
+        }
         loop {
             let Some(attempt) = self.budget.spend(Instant::now()) else {
                 self.home.transition(EnsembleState::Failed { reason: reason.clone() });
+                self.end(&reason).await;
                 return Err(reason.into());
             };
             tracing::warn!(replica = %self.home.replica, attempt, reason, "replica restarts");
@@ -107,6 +109,25 @@ impl ReplicaState {
                 Ok(()) => return Ok(()),
                 Err(error) => reason = format!("{reason}; the restart failed: {error}"),
             }
+        }
+    }
+
+    /// The restarts are used up: ends what is left, in good order. What has not started goes to other replicas.
+    async fn end(&mut self, reason: &str) {
+        self.end_younger(reason).await;
+        if let Some(scheduler) = self.scheduler.take() {
+            // Once it has read why.
+            let _ = scheduler.drain_and_wait(None).await;
+            self.home.set_scheduler(None);
+        }
+        self.end_rest().await;
+    }
+
+    /// Ends the group after its scheduler, which leaves nothing behind.
+    async fn end_rest(&mut self) {
+        self.home.update(ReplicaStatus::end_open);
+        if let Some(group) = self.group.take() {
+            let _ = group.stop_and_wait(None, None).await;
         }
     }
 

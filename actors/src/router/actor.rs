@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, MessagingErr, RpcReplyPort};
 
-use super::{Progress, Router, RouterConfig, RouterMessage, WorkShape};
+use super::{Progress, Router, RouterConfig, RouterMessage, Withdrawal, WorkShape};
 use crate::{
     ensemble::Shared,
     ids::{ReplicaId, SequenceId},
+    order::Due,
     request::{GenerationError, GenerationEvent},
     scheduler::{SchedulerMessage, Submission},
 };
@@ -79,8 +80,8 @@ impl Actor for RouterActor {
                 state.set_scheduler(replica, None);
             }
             RouterMessage::Progressed { replica, progress } => state.progressed(replica, progress),
-            RouterMessage::GivenBack { submissions, reason } => {
-                submissions.into_iter().for_each(|submission| state.place_again(submission, &reason));
+            RouterMessage::GivenBack { groups, reason } => {
+                groups.into_iter().for_each(|group| state.place_again(group, &reason));
             }
             RouterMessage::Drain(reply) => {
                 state.draining = true;
@@ -120,14 +121,18 @@ impl RouterState {
         }
         let shape = WorkShape {
             prompt_tokens: first.request.prompt.len(),
-            priority: first.request.priority,
+            due: Due::new(
+                first.arrived_ms,
+                first.request.priority,
+                self.shared.spec.scheduler.priority_aging_ms,
+            ),
             keys: Arc::clone(&first.keys),
         };
         let sequences: Vec<SequenceId> = group.iter().map(|one| one.sequence).collect();
         match self.router.place(&sequences, &shape) {
             Some(replica) => {
                 tracing::debug!(sequence = sequences[0].0, count = sequences.len(), %replica, "request placed");
-                group.into_iter().for_each(|submission| self.send(replica, submission));
+                self.send(replica, group);
             }
             // The handle saw one that was ready; it was lost since.
             None => {
@@ -137,44 +142,48 @@ impl RouterState {
         }
     }
 
-    /// Sends a request that is placed. A scheduler that is gone has not said so yet.
-    fn send(&mut self, replica: ReplicaId, submission: Submission) {
+    /// Sends requests that are placed, all of a group at once: a scheduler that begins with one of them has them all. A
+    /// scheduler that is gone has not said so yet.
+    fn send(&mut self, replica: ReplicaId, group: Vec<Submission>) {
         let scheduler = self.schedulers.get(replica.index()).cloned().flatten();
         let refused = match scheduler {
-            Some(scheduler) => match scheduler.cast(SchedulerMessage::Submit(Box::new(submission))) {
+            Some(scheduler) => match scheduler.cast(SchedulerMessage::Submit(group)) {
                 Ok(()) => return,
-                Err(MessagingErr::SendErr(SchedulerMessage::Submit(submission))) => *submission,
+                Err(MessagingErr::SendErr(SchedulerMessage::Submit(group))) => group,
                 // No other message was sent, and nothing came back: its stream tells its reader.
                 Err(_) => return,
             },
-            None => submission,
+            None => group,
         };
         self.router.lost(replica);
         self.place_again(refused, "its scheduler ended and is being restarted");
     }
 
-    /// A request that has not started goes elsewhere, or ends for this reason.
-    fn place_again(&mut self, submission: Submission, reason: &str) {
-        let sequence = submission.sequence;
-        if self.router.place_of(sequence).is_none() {
-            // Cancelled on its way: its reader is gone.
-            self.shared.board.unplaced(|finished| finished.cancelled += 1);
-            return;
-        }
-        match self.router.given_back(sequence) {
+    /// Requests of one group that have not started go elsewhere together, or end for this reason.
+    fn place_again(&mut self, group: Vec<Submission>, reason: &str) {
+        let is_open = |one: &Submission| self.router.place_of(one.sequence).is_some();
+        let (open, cancelled): (Vec<_>, Vec<_>) = group.into_iter().partition(is_open);
+        // Cancelled on their way: their readers are gone.
+        cancelled.into_iter().for_each(|one| one.transit.cancelled());
+        let sequences: Vec<SequenceId> = open.iter().map(|one| one.sequence).collect();
+        let Some(first) = sequences.first() else { return };
+        let moved = self.router.moved();
+        match self.router.given_back(&sequences) {
             Some(replica) => {
-                tracing::debug!(sequence = sequence.0, %replica, "request moved");
-                self.shared.board.set_moved(self.router.moved());
-                self.send(replica, submission);
+                tracing::debug!(sequence = first.0, count = sequences.len(), %replica, "request moved");
+                self.shared.board.add_moved(self.router.moved() - moved);
+                self.send(replica, open);
             }
-            None => self.fail(submission, none_is_ready(reason)),
+            None => open.into_iter().for_each(|one| self.fail(one, none_is_ready(reason))),
         }
     }
 
     fn fail(&self, submission: Submission, error: GenerationError) {
-        self.shared.board.unplaced(|finished| finished.failed += 1);
+        let Submission { events, transit, .. } = submission;
+        // Counted before its reader hears of it.
+        transit.failed();
         // Its queue is empty, so there is a place; a reader that is gone needs no word.
-        let _ = submission.events.try_send(GenerationEvent::Failed(error));
+        let _ = events.try_send(GenerationEvent::Failed(error));
     }
 
     fn cancel(&mut self, sequence: SequenceId) {
@@ -187,7 +196,7 @@ impl RouterState {
     }
 
     fn progressed(&mut self, replica: ReplicaId, progress: Progress) {
-        let Progress { started, prefilled, ended } = progress;
+        let Progress { started, prefilled, ended, kept } = progress;
         // One that was placed elsewhere since is none of that replica's any more.
         let mut turn = |sequences: Vec<SequenceId>, turn: fn(&mut Router, SequenceId)| {
             for sequence in sequences {
@@ -196,6 +205,7 @@ impl RouterState {
                 }
             }
         };
+        turn(kept, Router::kept);
         turn(started, Router::started);
         turn(prefilled, Router::prefilled);
         turn(ended, Router::ended);
@@ -203,12 +213,11 @@ impl RouterState {
 
     /// Asks back what would be served sooner elsewhere.
     fn rebalance(&mut self) {
-        for withdrawal in self.router.rebalance() {
-            let (sequence, from, to) = (withdrawal.sequence, withdrawal.from, withdrawal.to);
-            tracing::debug!(sequence = sequence.0, %from, %to, "request asked back");
+        for Withdrawal { sequences, from, to } in self.router.rebalance() {
+            tracing::debug!(?sequences, %from, %to, "requests asked back");
             if let Some(scheduler) = self.schedulers.get(from.index()).and_then(Option::as_ref) {
                 // One that is gone answers by its end.
-                let _ = scheduler.cast(SchedulerMessage::GiveBack(sequence));
+                let _ = scheduler.cast(SchedulerMessage::GiveBack(sequences));
             }
         }
     }

@@ -10,7 +10,8 @@ use crate::{
 /// Messages of the router actor.
 ///
 /// The mailbox is unbounded by construction and bounded by what may be sent: at most `max_waiting_requests` submissions
-/// that have not started, one cancellation and three turns of each open request, and what replicas say of their lives.
+/// that have not started, one cancellation, three turns and a few moves of each open request, and what replicas say of
+/// their lives.
 pub(crate) enum RouterMessage {
     /// Place requests. Those of one group have the same prompt and stay together.
     Submit(Vec<Vec<Submission>>),
@@ -25,7 +26,8 @@ pub(crate) enum RouterMessage {
     /// How a replica's requests went.
     Progressed { replica: ReplicaId, progress: Progress },
     /// A replica gives back requests that have not started: it was asked to, or cannot serve them for the reason given.
-    GivenBack { submissions: Vec<Submission>, reason: String },
+    /// Those of one group go on together.
+    GivenBack { groups: Vec<Vec<Submission>>, reason: String },
     /// Take no more requests in; reply once none is open.
     Drain(RpcReplyPort<()>),
 }
@@ -39,11 +41,13 @@ pub(crate) struct Progress {
     pub(crate) prefilled: Vec<SequenceId>,
     /// Ended, however.
     pub(crate) ended: Vec<SequenceId>,
+    /// Asked back in vain: another one of the group had started.
+    pub(crate) kept: Vec<SequenceId>,
 }
 
 impl Progress {
     /// Whether there is nothing to tell.
     pub(crate) fn is_empty(&self) -> bool {
-        self.started.is_empty() && self.prefilled.is_empty() && self.ended.is_empty()
+        [&self.started, &self.prefilled, &self.ended, &self.kept].into_iter().all(Vec::is_empty)
     }
 }

@@ -9,6 +9,7 @@ mod actor;
 mod index;
 mod message;
 mod state;
+mod work;
 
 #[cfg(test)]
 mod simulation;
@@ -17,7 +18,8 @@ mod tests;
 
 pub(crate) use actor::{RouterActor, RouterArguments};
 pub(crate) use message::{Progress, RouterMessage};
-pub use state::{Router, RouterConfig, Withdrawal, WorkShape};
+pub use state::Router;
+pub use work::{RouterConfig, Withdrawal, WorkShape};
 
 /// What an open request weighs beside its prompt, in tokens of prefill. It takes a row of every step for as long as it
 /// draws, typically some dozens to some hundreds of them. Without this weight a prefix that many ask for would keep

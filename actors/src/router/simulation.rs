@@ -2,11 +2,15 @@
 //!
 //! Every run prints its seed when it fails; `CONSORT_ROUTER_SEED` runs one of them again.
 
+mod checks;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{MOVES_MAX, OPEN_REQUEST_TOKENS, Router, RouterConfig, WorkShape};
+use super::{OPEN_REQUEST_TOKENS, Router, RouterConfig, Withdrawal, WorkShape};
 use crate::{
+    config::{CacheSpec, LayerGroups},
     ids::{ReplicaId, SequenceId},
+    order::{Due, Place},
     prefix::BlockKey,
 };
 
@@ -48,18 +52,28 @@ struct Asked {
     end: Option<End>,
     /// Whether it has ever run, which is when it gives its place among the waiting back.
     started: bool,
+    /// It and all that were asked for together with it.
+    group: Vec<SequenceId>,
+}
+
+impl Asked {
+    fn place(&self, sequence: SequenceId) -> Place {
+        Place { due: self.shape.due, sequence }
+    }
 }
 
 enum ToReplica {
-    Submit(SequenceId),
+    Submit(Vec<SequenceId>),
     Cancel(SequenceId),
-    GiveBack(SequenceId),
+    GiveBack(Vec<SequenceId>),
 }
 
 enum ToRouter {
     Started(SequenceId),
     Prefilled(SequenceId),
     Ended(SequenceId),
+    Kept(SequenceId),
+    /// All of one group.
     GivenBack(Vec<SequenceId>),
     /// With the number of the scheduler to speak to.
     Ready(u64),
@@ -70,7 +84,7 @@ enum ToRouter {
 struct Running {
     prefill: usize,
     decodes: usize,
-    blocks: usize,
+    pages: usize,
 }
 
 /// A scheduler and its group, as simple as they can be: first in line, first served.
@@ -82,14 +96,34 @@ struct Replica {
     inbox: VecDeque<ToReplica>,
     /// What it has told and the router has not heard.
     outbox: VecDeque<ToRouter>,
-    waiting: BTreeSet<(i32, SequenceId)>,
+    waiting: BTreeSet<Place>,
     running: BTreeMap<SequenceId, Running>,
     cache: BTreeSet<BlockKey>,
     free_blocks: usize,
 }
 
+impl Replica {
+    fn holds(&self, sequence: SequenceId) -> bool {
+        self.running.contains_key(&sequence) || self.waiting.iter().any(|place| place.sequence == sequence)
+    }
+}
+
+/// What a block of tokens takes, in every run another one of these.
+fn layer_groups(random: &mut Random) -> LayerGroups {
+    let all: [&[Option<usize>]; 5] = [
+        &[None],
+        &[None, Some(32)],
+        &[None, None, Some(48), Some(1)],
+        &[Some(100), Some(20)],
+        &[None, None, None],
+    ];
+    LayerGroups::new(all[random.below(all.len())]).expect("one to four groups")
+}
+
 struct Simulation {
     config: RouterConfig,
+    aging_ms: u64,
+    now_ms: u64,
     random: Random,
     router: Router,
     replicas: Vec<Replica>,
@@ -109,15 +143,19 @@ impl Simulation {
         let config = RouterConfig {
             replicas: 2 + random.below(3),
             max_num_seqs: 1 + random.below(8),
-            block_size: BLOCK,
-            num_blocks: 40 + random.below(200),
+            cache: CacheSpec {
+                groups: layer_groups(&mut random),
+                ..CacheSpec::new(BLOCK, 40 + random.below(200))
+            },
         };
-        let replica = || Replica { free_blocks: config.num_blocks, ..Replica::default() };
+        let replica = || Replica { free_blocks: config.cache.num_blocks, ..Replica::default() };
         let mut simulation = Self {
             replicas: (0..config.replicas).map(|_| replica()).collect(),
             known: vec![None; config.replicas],
             router: Router::new(config),
             waiting_max: 4 + random.below(60),
+            aging_ms: [0, 30, 1000][random.below(3)],
+            now_ms: 0,
             config,
             random,
             asked: BTreeMap::new(),
@@ -146,22 +184,26 @@ impl Simulation {
         }
         replica.is_up = false;
         replica.cache.clear();
-        replica.free_blocks = self.config.num_blocks;
+        replica.free_blocks = self.config.cache.num_blocks;
         let running = std::mem::take(&mut replica.running).into_keys();
         let mut failed: Vec<SequenceId> = running.collect();
         let waiting: Vec<SequenceId> =
-            std::mem::take(&mut replica.waiting).into_iter().map(|(_, sequence)| sequence).collect();
+            std::mem::take(&mut replica.waiting).into_iter().map(|place| place.sequence).collect();
         if with_scheduler {
             failed.extend(waiting);
-            failed.extend(replica.inbox.drain(..).filter_map(|message| match message {
-                ToReplica::Submit(sequence) => Some(sequence),
-                _ => None,
+            failed.extend(replica.inbox.drain(..).flat_map(|message| match message {
+                ToReplica::Submit(group) => group,
+                _ => Vec::new(),
             }));
             replica.scheduler += 1;
             replica.outbox.push_back(ToRouter::Gone);
         } else {
             replica.outbox.push_back(ToRouter::Lost);
-            replica.outbox.push_back(ToRouter::GivenBack(waiting));
+            let mut groups: BTreeMap<SequenceId, Vec<SequenceId>> = BTreeMap::new();
+            for sequence in waiting {
+                groups.entry(self.asked[&sequence].group[0]).or_default().push(sequence);
+            }
+            replica.outbox.extend(groups.into_values().map(ToRouter::GivenBack));
             replica.outbox.extend(failed.iter().map(|sequence| ToRouter::Ended(*sequence)));
         }
         failed.into_iter().for_each(|sequence| self.end(sequence, End::Failed));
@@ -179,7 +221,7 @@ impl Simulation {
     }
 
     fn submit(&mut self) {
-        let count = if self.random.chance(15) { 2 + self.random.below(2) } else { 1 };
+        let count = if self.random.chance(15) { 2 + self.random.below(4) } else { 1 };
         let family = self.random.below(6) as u32;
         // A third of all ask for the same long prefix.
         let prefix = if self.random.chance(33) { 160 } else { BLOCK * self.random.below(8) };
@@ -190,7 +232,7 @@ impl Simulation {
         let tokens: Vec<u32> = shared.chain(std::iter::repeat_n(one, own)).collect();
         let shape = WorkShape {
             prompt_tokens: tokens.len(),
-            priority: if self.random.chance(20) { -1 } else { 0 },
+            due: Due::new(self.now_ms, if self.random.chance(20) { -1 } else { 0 }, self.aging_ms),
             keys: BlockKey::chain(None, &tokens, BLOCK).into(),
         };
         if self.waiting + count > self.waiting_max {
@@ -201,8 +243,8 @@ impl Simulation {
         let sequences: Vec<SequenceId> = (first..first + count as u64).map(SequenceId).collect();
         for &sequence in &sequences {
             let decodes = 1 + self.random.below(30);
-            let asked = Asked { shape: shape.clone(), decodes, end: None, started: false };
-            self.asked.insert(sequence, asked);
+            let (shape, group) = (shape.clone(), sequences.clone());
+            self.asked.insert(sequence, Asked { shape, decodes, end: None, started: false, group });
             self.waiting += 1;
         }
         self.observe();
@@ -211,7 +253,7 @@ impl Simulation {
             Some(at) => {
                 self.check_choice(&before, at, &shape, count);
                 self.placed += 1;
-                sequences.into_iter().for_each(|sequence| self.send(at, sequence));
+                self.send(at, sequences);
             }
             None => sequences.into_iter().for_each(|sequence| self.end(sequence, End::Failed)),
         }
@@ -223,35 +265,13 @@ impl Simulation {
         (self.known[at.index()] == Some(replica.scheduler)).then_some(&mut replica.inbox)
     }
 
-    fn send(&mut self, at: ReplicaId, sequence: SequenceId) {
+    fn send(&mut self, at: ReplicaId, group: Vec<SequenceId>) {
         match self.inbox(at) {
-            Some(inbox) => inbox.push_back(ToReplica::Submit(sequence)),
+            Some(inbox) => inbox.push_back(ToReplica::Submit(group)),
             None => {
                 self.router.lost(at);
-                self.place_again(sequence);
+                self.place_again(&group);
             }
-        }
-    }
-
-    /// The bound that is stated: of those with room for all of them, none has so much less to do that the prefill which
-    /// is saved would not make up for it.
-    fn check_choice(&self, before: &Router, at: ReplicaId, shape: &WorkShape, count: usize) {
-        let saved = |replica| before.known_tokens(replica, shape);
-        let has_room = |replica| before.is_ready(replica) && before.has_room(replica, shape, count);
-        let all = || (0..self.config.replicas as u16).map(ReplicaId);
-        assert!(
-            before.is_ready(at) && (has_room(at) || !all().any(has_room)),
-            "{at} is full, another is not"
-        );
-        for other in all().filter(|other| before.is_ready(*other) && has_room(*other) == has_room(at)) {
-            assert!(
-                before.load(at) + saved(other) <= before.load(other) + saved(at),
-                "{at} has {} to do and saves {}, {other} has {} and saves {}",
-                before.load(at),
-                saved(at),
-                before.load(other),
-                saved(other)
-            );
         }
     }
 
@@ -266,22 +286,30 @@ impl Simulation {
         let replica = &mut self.replicas[at];
         match replica.inbox.pop_front() {
             None => {}
-            Some(ToReplica::Submit(sequence)) if replica.is_up => {
-                replica.waiting.insert((self.asked[&sequence].shape.priority, sequence));
+            Some(ToReplica::Submit(group)) if replica.is_up => {
+                replica
+                    .waiting
+                    .extend(group.into_iter().map(|sequence| self.asked[&sequence].place(sequence)));
             }
-            Some(ToReplica::Submit(sequence)) => {
-                replica.outbox.push_back(ToRouter::GivenBack(vec![sequence]));
-            }
+            Some(ToReplica::Submit(group)) => replica.outbox.push_back(ToRouter::GivenBack(group)),
             Some(ToReplica::Cancel(sequence)) => {
-                replica.waiting.remove(&(self.asked[&sequence].shape.priority, sequence));
+                replica.waiting.remove(&self.asked[&sequence].place(sequence));
                 if let Some(running) = replica.running.remove(&sequence) {
-                    replica.free_blocks += running.blocks;
+                    replica.free_blocks += running.pages;
                 }
                 replica.outbox.push_back(ToRouter::Ended(sequence));
             }
-            Some(ToReplica::GiveBack(sequence)) => {
-                let is_waiting = replica.waiting.remove(&(self.asked[&sequence].shape.priority, sequence));
-                replica.outbox.extend(is_waiting.then(|| ToRouter::GivenBack(vec![sequence])));
+            Some(ToReplica::GiveBack(group)) => {
+                let open: Vec<SequenceId> =
+                    group.into_iter().filter(|sequence| replica.holds(*sequence)).collect();
+                if open.iter().any(|sequence| replica.running.contains_key(sequence)) {
+                    replica.outbox.extend(open.into_iter().map(ToRouter::Kept));
+                } else if !open.is_empty() {
+                    for sequence in &open {
+                        replica.waiting.remove(&self.asked[sequence].place(*sequence));
+                    }
+                    replica.outbox.push_back(ToRouter::GivenBack(open));
+                }
             }
         }
     }
@@ -300,6 +328,7 @@ impl Simulation {
             Some(ToRouter::Started(sequence)) => turn(&mut self.router, sequence, Router::started),
             Some(ToRouter::Prefilled(sequence)) => turn(&mut self.router, sequence, Router::prefilled),
             Some(ToRouter::Ended(sequence)) => turn(&mut self.router, sequence, Router::ended),
+            Some(ToRouter::Kept(sequence)) => turn(&mut self.router, sequence, Router::kept),
             Some(ToRouter::Ready(scheduler)) => {
                 self.router.ready(here);
                 self.known[at] = Some(scheduler);
@@ -309,33 +338,49 @@ impl Simulation {
                 self.router.gone(here);
                 self.known[at] = None;
             }
-            Some(ToRouter::GivenBack(sequences)) => {
-                sequences.into_iter().for_each(|sequence| self.place_again(sequence));
-            }
+            Some(ToRouter::GivenBack(group)) => self.place_again(&group),
         }
         self.router.check_invariants();
     }
 
-    fn place_again(&mut self, sequence: SequenceId) {
-        if self.router.place_of(sequence).is_none() {
-            assert_eq!(self.asked[&sequence].end, Some(End::Cancelled), "{sequence} is lost");
-            return;
+    fn place_again(&mut self, group: &[SequenceId]) {
+        for sequence in group {
+            assert!(!self.asked[sequence].started, "{sequence} was given back after it started");
         }
-        assert!(!self.asked[&sequence].started, "{sequence} was given back after it started");
-        match self.router.given_back(sequence) {
-            Some(to) => self.send(to, sequence),
-            None => self.end(sequence, End::Failed),
+        let is_open = |sequence: &&SequenceId| self.router.place_of(**sequence).is_some();
+        let (open, gone): (Vec<&SequenceId>, Vec<&SequenceId>) = group.iter().partition(is_open);
+        for sequence in gone {
+            assert_eq!(self.asked[sequence].end, Some(End::Cancelled), "{sequence} is lost");
+        }
+        let open: Vec<SequenceId> = open.into_iter().copied().collect();
+        match self.router.given_back(&open) {
+            Some(to) => self.send(to, open),
+            None => open.into_iter().for_each(|sequence| self.end(sequence, End::Failed)),
         }
     }
 
     fn rebalance(&mut self) {
-        for withdrawal in self.router.rebalance() {
-            assert_ne!(withdrawal.from, withdrawal.to);
-            if let Some(inbox) = self.inbox(withdrawal.from) {
-                inbox.push_back(ToReplica::GiveBack(withdrawal.sequence));
+        for Withdrawal { sequences, from, to } in self.router.rebalance() {
+            assert_ne!(from, to);
+            if let Some(inbox) = self.inbox(from) {
+                inbox.push_back(ToReplica::GiveBack(sequences));
             }
         }
         self.router.check_invariants();
+    }
+
+    /// Pages that a prompt takes beside those of so many tokens that are there.
+    fn pages(&self, shape: &WorkShape, cached: usize) -> usize {
+        let CacheSpec { groups, .. } = self.config.cache;
+        let blocks = shape.prompt_tokens.div_ceil(BLOCK);
+        groups
+            .windows()
+            .map(|window| match window {
+                None => blocks - cached / BLOCK,
+                // A window that begins in the middle of a block reaches into one more.
+                Some(window) => blocks.min(window.saturating_sub(1).div_ceil(BLOCK) + 1),
+            })
+            .sum()
     }
 
     /// One step of a replica: decodes, prefill, admissions, all in order.
@@ -363,25 +408,28 @@ impl Simulation {
         }
         for sequence in &ended {
             let running = replica.running.remove(sequence).expect("it ran");
-            replica.free_blocks += running.blocks;
+            replica.free_blocks += running.pages;
             replica.outbox.push_back(ToRouter::Ended(*sequence));
         }
-        while let Some(&(priority, sequence)) = replica.waiting.first()
-            && replica.running.len() < self.config.max_num_seqs
+        while let Some(&place) = self.replicas[at].waiting.first()
+            && self.replicas[at].running.len() < self.config.max_num_seqs
             && budget > 0
         {
-            let asked = self.asked.get_mut(&sequence).expect("it was asked for");
+            let (sequence, replica) = (place.sequence, &self.replicas[at]);
+            let asked = &self.asked[&sequence];
             let known = asked.shape.keys.iter().take_while(|key| replica.cache.contains(key)).count();
             let cached = (known * BLOCK).min(asked.shape.prompt_tokens - 1);
             let prefill = asked.shape.prompt_tokens - cached;
-            let blocks = prefill.div_ceil(BLOCK);
-            if blocks > replica.free_blocks {
+            let pages = self.pages(&asked.shape, cached);
+            if pages > replica.free_blocks {
                 break;
             }
-            replica.waiting.remove(&(priority, sequence));
-            replica.free_blocks -= blocks;
+            let replica = &mut self.replicas[at];
+            let asked = self.asked.get_mut(&sequence).expect("it was asked for");
+            replica.waiting.remove(&place);
+            replica.free_blocks -= pages;
             replica.cache.extend(asked.shape.keys.iter());
-            replica.running.insert(sequence, Running { prefill, decodes: asked.decodes, blocks });
+            replica.running.insert(sequence, Running { prefill, decodes: asked.decodes, pages });
             replica.outbox.push_back(ToRouter::Started(sequence));
             assert!(!asked.started, "{sequence} started twice");
             asked.started = true;
@@ -412,6 +460,7 @@ impl Simulation {
     }
 
     fn event(&mut self) {
+        self.now_ms += 1;
         let at = self.random.below(self.config.replicas);
         match self.random.below(1000) {
             0..150 => self.submit(),
@@ -428,13 +477,6 @@ impl Simulation {
         self.check();
     }
 
-    fn check(&self) {
-        self.router.check_invariants();
-        let waiting = self.asked.values().filter(|asked| asked.end.is_none() && !asked.started).count();
-        assert_eq!(self.waiting, waiting);
-        assert!(self.waiting <= self.waiting_max, "more wait than may");
-    }
-
     /// Lets all messages arrive, while nobody works.
     fn settle(&mut self) {
         while self.replicas.iter().any(|replica| !replica.inbox.is_empty() || !replica.outbox.is_empty()) {
@@ -443,32 +485,6 @@ impl Simulation {
                 self.hear(at);
             }
             self.rebalance();
-        }
-    }
-
-    /// When everybody knows everything, nobody waits at a replica without a seat while another has one.
-    fn check_fairness(&mut self) {
-        self.settle();
-        self.observe();
-        self.rebalance();
-        self.settle();
-        let seats = self.config.max_num_seqs;
-        for replica in self.replicas.iter().filter(|replica| replica.is_up && replica.running.len() >= seats)
-        {
-            let Some(&(_, first)) = replica.waiting.first() else { continue };
-            let shape = &self.asked[&first].shape;
-            let has_room = |other: &&Replica| {
-                let blocks = shape.prompt_tokens.div_ceil(BLOCK);
-                other.is_up
-                    && other.running.len() < seats
-                    && other.waiting.is_empty()
-                    && other.free_blocks >= blocks
-            };
-            let elsewhere = self.replicas.iter().filter(has_room).count();
-            assert!(
-                elsewhere == 0 || self.router.moves_of(first) == Some(MOVES_MAX),
-                "{first} waits while {elsewhere} others have room"
-            );
         }
     }
 
@@ -488,7 +504,7 @@ impl Simulation {
         assert_eq!((self.router.open(), self.waiting), (0, 0));
         for replica in &self.replicas {
             assert!(replica.running.is_empty() && replica.waiting.is_empty(), "something still runs");
-            assert_eq!(replica.free_blocks, self.config.num_blocks, "blocks are lost");
+            assert_eq!(replica.free_blocks, self.config.cache.num_blocks, "pages are lost");
         }
         assert!((0..self.config.replicas as u16).all(|at| self.router.load(ReplicaId(at)) == 0));
     }
@@ -544,10 +560,10 @@ fn every_request_ends_once_whatever_happens_to_the_replicas() {
 #[test]
 fn a_hot_prefix_is_computed_a_few_times_and_spread_over_all_replicas() {
     let mut simulation = Simulation::new(1);
-    let config = RouterConfig { replicas: 4, max_num_seqs: 64, block_size: BLOCK, num_blocks: 4000 };
+    let config = RouterConfig { replicas: 4, max_num_seqs: 64, cache: CacheSpec::new(BLOCK, 4000) };
     simulation.config = config;
     simulation.router = Router::new(config);
-    let replica = || Replica { free_blocks: config.num_blocks, ..Replica::default() };
+    let replica = || Replica { free_blocks: config.cache.num_blocks, ..Replica::default() };
     (simulation.replicas, simulation.known) = ((0..4).map(|_| replica()).collect(), vec![None; 4]);
     (0..4).for_each(|at| simulation.come_up(at));
     simulation.settle();
@@ -557,15 +573,16 @@ fn a_hot_prefix_is_computed_a_few_times_and_spread_over_all_replicas() {
         let tokens: Vec<u32> =
             std::iter::repeat_n(7, 1504).chain(std::iter::repeat_n(1000 + one as u32, 8)).collect();
         let keys = BlockKey::chain(None, &tokens, BLOCK).into();
-        let shape = WorkShape { prompt_tokens: tokens.len(), priority: 0, keys };
-        let asked = Asked { shape: shape.clone(), decodes: 10_000, end: None, started: false };
+        let shape = WorkShape { prompt_tokens: tokens.len(), due: Due::new(one, 0, 0), keys };
+        let (ours, group) = (shape.clone(), vec![SequenceId(one)]);
+        let asked = Asked { shape: ours, decodes: 10_000, end: None, started: false, group };
         simulation.asked.insert(SequenceId(one), asked);
         simulation.waiting += 1;
         let before = simulation.router.clone();
         let at = simulation.router.place(&[SequenceId(one)], &shape).expect("all are ready");
         simulation.check_choice(&before, at, &shape, 1);
         uncached += shape.prompt_tokens - before.known_tokens(at, &shape);
-        simulation.replicas[at.index()].inbox.push_back(ToReplica::Submit(SequenceId(one)));
+        simulation.replicas[at.index()].inbox.push_back(ToReplica::Submit(vec![SequenceId(one)]));
         // Each is prefilled before the next comes.
         for _ in 0..40 {
             simulation.settle();

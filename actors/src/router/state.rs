@@ -5,63 +5,23 @@ use std::{
     sync::Arc,
 };
 
-use super::{INDEX_ENTRIES_MAX, MOVES_MAX, OPEN_REQUEST_TOKENS, index::PrefixIndex};
-use crate::{
-    config::{CacheSpec, SchedulerConfig},
-    ids::{ReplicaId, SequenceId},
-    prefix::BlockKey,
+use super::{
+    MOVES_MAX, OPEN_REQUEST_TOKENS,
+    index::PrefixIndex,
+    work::{RouterConfig, Withdrawal, WorkShape},
 };
-
-/// What a router must know of the replicas, which are all alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RouterConfig {
-    /// How many there are.
-    pub replicas: usize,
-    /// Most sequences that one runs at a time.
-    pub max_num_seqs: usize,
-    /// Tokens of a block.
-    pub block_size: usize,
-    /// Pages of one's pool.
-    pub num_blocks: usize,
-}
-
-impl RouterConfig {
-    /// That of replicas with these schedulers and caches.
-    pub fn new(replicas: usize, scheduler: &SchedulerConfig, cache: &CacheSpec) -> Self {
-        let CacheSpec { block_size, num_blocks, .. } = *cache;
-        Self { replicas, max_num_seqs: scheduler.max_num_seqs, block_size, num_blocks }
-    }
-}
-
-/// What a router must know of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorkShape {
-    /// Tokens of its prompt, at least one.
-    pub prompt_tokens: usize,
-    /// Lower comes first.
-    pub priority: i32,
-    /// Keys of the prompt's full blocks; none where nothing is cached, or where there is no choice.
-    pub keys: Arc<[BlockKey]>,
-}
-
-/// A request that waits at one replica, to be asked back and given to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Withdrawal {
-    /// Which.
-    pub sequence: SequenceId,
-    /// Where it waits.
-    pub from: ReplicaId,
-    /// Where it would be served sooner.
-    pub to: ReplicaId,
-}
+use crate::{
+    ids::{ReplicaId, SequenceId},
+    order::Place,
+};
 
 /// How far a request has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// It has never run.
     Waiting,
-    /// As above, and its replica was asked to give it back for this one.
-    Leaving(ReplicaId),
+    /// As above, and its replica was asked to give it back for another one, where so many pages are kept for it.
+    Leaving { to: ReplicaId, pages: usize },
     /// Its prompt is being computed.
     Prefilling,
     /// It draws.
@@ -70,7 +30,7 @@ enum Stage {
 
 impl Stage {
     fn is_unstarted(self) -> bool {
-        matches!(self, Stage::Waiting | Stage::Leaving(_))
+        matches!(self, Stage::Waiting | Stage::Leaving { .. })
     }
 }
 
@@ -78,10 +38,20 @@ impl Stage {
 #[derive(Clone, Debug)]
 struct Placed {
     shape: WorkShape,
+    /// It and all that were placed together with it.
+    group: Arc<[SequenceId]>,
     at: ReplicaId,
-    /// Tokens of its prompt that its replica computes.
+    /// Tokens of its prompt that its replica computes, and pages that it takes for it there.
     uncached: usize,
+    pages: usize,
     stage: Stage,
+    moves: u8,
+}
+
+/// A request that is about to be placed.
+struct Newcomer {
+    shape: WorkShape,
+    group: Arc<[SequenceId]>,
     moves: u8,
 }
 
@@ -103,11 +73,11 @@ struct Seat {
     open: usize,
     arriving: usize,
     /// Requests that have not started, in the order in which they are served.
-    waiting: BTreeSet<(i32, SequenceId)>,
+    waiting: BTreeSet<Place>,
     /// Prefill of all its requests, and of those that have started.
     outstanding: usize,
     outstanding_of_started: usize,
-    /// Blocks that those which have not started will take, and those that are on their way.
+    /// Pages that those which have not started will take, and those that are on their way.
     pledged: usize,
 }
 
@@ -128,7 +98,11 @@ impl Seat {
 ///
 /// **What is known of prefixes** is learned from where requests were sent; a replica that loses its cache says so.
 ///
-/// **Order.** Numbers of sequences are the order of arrival everywhere; a request that is moved keeps its own.
+/// **Order.** What waits is moved in the order in which schedulers serve it, see [`Place`]; a request that is moved
+/// keeps its place.
+///
+/// **Groups.** Requests of one prompt that were placed together share what one of them computes. They stay together:
+/// they are moved all at once, and none is once one of them has started.
 #[derive(Clone, Debug)]
 pub struct Router {
     config: RouterConfig,
@@ -142,8 +116,8 @@ impl Router {
     pub fn new(config: RouterConfig) -> Self {
         let seat = Seat {
             is_ready: false,
-            index: PrefixIndex::new(config.num_blocks.min(INDEX_ENTRIES_MAX)),
-            free_blocks: config.num_blocks,
+            index: PrefixIndex::new(config.blocks_remembered()),
+            free_blocks: config.cache.num_blocks,
             open: 0,
             arriving: 0,
             waiting: BTreeSet::new(),
@@ -156,7 +130,7 @@ impl Router {
 
     /// A replica serves from now on. Its cache is empty.
     pub fn ready(&mut self, replica: ReplicaId) {
-        let num_blocks = self.config.num_blocks;
+        let num_blocks = self.config.cache.num_blocks;
         let Some(seat) = self.seats.get_mut(replica.index()) else { return };
         seat.is_ready = true;
         seat.free_blocks = num_blocks;
@@ -185,28 +159,42 @@ impl Router {
         }
     }
 
-    /// Places requests of one prompt, all of them at one replica. `None` when none is ready: then nothing changes.
+    /// Places requests of one prompt, all of them at one replica, where they stay together. `None` when none is ready:
+    /// then nothing changes.
     pub fn place(&mut self, sequences: &[SequenceId], shape: &WorkShape) -> Option<ReplicaId> {
         let at = self.choose(shape, sequences.len())?;
-        for &sequence in sequences {
-            self.enter(sequence, shape.clone(), at, 0);
-        }
+        let group: Arc<[SequenceId]> = sequences.into();
+        let newcomer = |&sequence: &SequenceId| {
+            (sequence, Newcomer { shape: shape.clone(), group: Arc::clone(&group), moves: 0 })
+        };
+        self.enter(sequences.iter().map(newcomer), at);
         Some(at)
     }
 
-    /// A replica gave back a request that had not started: where it goes now. `None` when it has ended meanwhile, or
-    /// when no replica is ready; it is forgotten then.
-    pub fn given_back(&mut self, sequence: SequenceId) -> Option<ReplicaId> {
-        let placed = self.leave(sequence)?;
-        let wanted = match placed.stage {
-            Stage::Leaving(to) if self.is_ready(to) => Some(to),
+    /// A replica gave back requests of one group, none of which had started: where all of them go now. `None` when they
+    /// have ended meanwhile, or when no replica is ready; they are forgotten then.
+    pub fn given_back(&mut self, sequences: &[SequenceId]) -> Option<ReplicaId> {
+        let left = sequences.iter().filter_map(|&sequence| Some((sequence, self.leave(sequence)?)));
+        let left: Vec<(SequenceId, Placed)> = left.collect();
+        let (_, first) = left.first()?;
+        let asked_for = match first.stage {
+            Stage::Leaving { to, .. } => Some(to),
             _ => None,
         };
-        let is_asked_for = matches!(placed.stage, Stage::Leaving(_));
-        let at = wanted.or_else(|| self.choose(&placed.shape, 1))?;
-        self.moved += u64::from(at != placed.at);
-        self.enter(sequence, placed.shape, at, placed.moves + u8::from(is_asked_for));
+        let wanted = asked_for.filter(|to| self.is_ready(*to));
+        let at = wanted.or_else(|| self.choose(&first.shape, left.len()))?;
+        self.moved += left.iter().filter(|(_, placed)| placed.at != at).count() as u64;
+        let newcomers = left.into_iter().map(|(sequence, placed)| {
+            let Placed { shape, group, moves, .. } = placed;
+            (sequence, Newcomer { shape, group, moves: moves + u8::from(asked_for.is_some()) })
+        });
+        self.enter(newcomers, at);
         Some(at)
+    }
+
+    /// A request that was asked back stays where it is: another one of its group has started there.
+    pub fn kept(&mut self, sequence: SequenceId) {
+        self.stay(sequence);
     }
 
     /// A request was admitted for the first time: it cannot be moved any more.
@@ -229,17 +217,17 @@ impl Router {
         self.open.get(&sequence).map(|placed| placed.at)
     }
 
-    /// Requests that wait where it is full while another replica could serve them at once, or sooner. Each is to be
-    /// asked back; [`Router::given_back`] or [`Router::started`] says what came of that.
+    /// Requests that wait where it is full while another replica could serve them at once, or sooner. They are to be
+    /// asked back; [`Router::given_back`], [`Router::kept`] or [`Router::started`] says what came of that.
     pub fn rebalance(&mut self) -> Vec<Withdrawal> {
         let mut withdrawals = Vec::new();
         // Replicas whose first in line is to stay: those behind it are not served before it anywhere.
         let mut settled = vec![false; self.seats.len()];
-        while let Some((from, sequence)) = self.next_waiting(&settled) {
-            match self.better_place(sequence, from) {
+        while let Some((from, sequences)) = self.next_waiting(&settled) {
+            match self.better_place(&sequences, from) {
                 Some(to) => {
-                    self.promise(sequence, to);
-                    withdrawals.push(Withdrawal { sequence, from, to });
+                    self.promise(&sequences, to);
+                    withdrawals.push(Withdrawal { sequences, from, to });
                 }
                 None => settled[from.index()] = true,
             }
@@ -267,7 +255,7 @@ impl Router {
     /// what is drawn from.
     pub fn known_tokens(&self, replica: ReplicaId, shape: &WorkShape) -> usize {
         let blocks = self.seats.get(replica.index()).map_or(0, |seat| seat.index.known(&shape.keys));
-        (blocks * self.config.block_size).min(shape.prompt_tokens.saturating_sub(1))
+        (blocks * self.config.cache.block_size).min(shape.prompt_tokens.saturating_sub(1))
     }
 
     #[cfg(test)]
@@ -296,40 +284,54 @@ impl Router {
         best.map(|(replica, _)| replica)
     }
 
-    /// Whether `count` more requests of this shape would run there at once, as far as can be told.
+    /// Whether `count` more requests of this shape, or as many of them as ever run at a time, would run there at once,
+    /// as far as can be told.
     pub(super) fn has_room(&self, replica: ReplicaId, shape: &WorkShape, count: usize) -> bool {
         let Some(seat) = self.seats.get(replica.index()) else { return false };
-        let needed = self.blocks(shape.prompt_tokens - self.known_tokens(replica, shape));
+        let count = count.min(self.config.max_num_seqs);
+        let needed: usize = (0..count).map(|nth| self.pages_at(replica, shape, nth)).sum();
         seat.open + seat.arriving + count <= self.config.max_num_seqs
             && seat.pledged.saturating_add(needed) <= seat.free_blocks
     }
 
-    fn blocks(&self, tokens: usize) -> usize {
-        tokens.div_ceil(self.config.block_size)
+    /// Tokens of its prompt that the `nth` of a group need not compute at a replica: the first one computes it for all.
+    fn saved_tokens(&self, replica: ReplicaId, shape: &WorkShape, nth: usize) -> usize {
+        if nth == 0 { self.known_tokens(replica, shape) } else { shape.prompt_tokens.saturating_sub(1) }
     }
 
-    /// The first in line of all that wait, and where, except at the replicas that are `settled`.
-    fn next_waiting(&self, settled: &[bool]) -> Option<(ReplicaId, SequenceId)> {
+    /// Pages that the `nth` of a group takes at a replica for its prompt.
+    fn pages_at(&self, replica: ReplicaId, shape: &WorkShape, nth: usize) -> usize {
+        self.config.pages(shape.prompt_tokens, self.saved_tokens(replica, shape, nth))
+    }
+
+    /// The first in line of all that wait, with its group, and where; except at the replicas that are `settled`.
+    fn next_waiting(&self, settled: &[bool]) -> Option<(ReplicaId, Vec<SequenceId>)> {
         let numbered = (0..).map(ReplicaId).zip(&self.seats).zip(settled);
         let first = |((replica, seat), settled): ((ReplicaId, &Seat), &bool)| {
             // What waits where nothing is served is given back unasked.
             if *settled || !seat.is_ready {
                 return None;
             }
-            let is_free = |entry: &&(i32, SequenceId)| {
-                let placed = self.open.get(&entry.1);
-                placed.is_some_and(|placed| placed.stage == Stage::Waiting && placed.moves < MOVES_MAX)
-            };
-            seat.waiting.iter().find(is_free).map(|&entry| (entry, replica))
+            seat.waiting.iter().find(|place| self.may_move(place.sequence)).map(|&place| (place, replica))
         };
-        numbered.filter_map(first).min().map(|((_, sequence), replica)| (replica, sequence))
+        let (place, replica) = numbered.filter_map(first).min()?;
+        let group = &self.open.get(&place.sequence)?.group;
+        let open = group.iter().copied().filter(|sequence| self.open.contains_key(sequence));
+        Some((replica, open.collect()))
     }
 
-    /// Where a request that waits at `from`, first in line, would be served sooner.
-    fn better_place(&self, sequence: SequenceId, from: ReplicaId) -> Option<ReplicaId> {
-        let placed = self.open.get(&sequence)?;
+    /// Whether all of a request's group wait, and were not moved too often.
+    fn may_move(&self, sequence: SequenceId) -> bool {
+        let Some(placed) = self.open.get(&sequence) else { return false };
+        let mut group = placed.group.iter().filter_map(|sequence| self.open.get(sequence));
+        group.all(|one| one.stage == Stage::Waiting && one.at == placed.at && one.moves < MOVES_MAX)
+    }
+
+    /// Where a group that waits at `from`, first in line, would be served sooner.
+    fn better_place(&self, sequences: &[SequenceId], from: ReplicaId) -> Option<ReplicaId> {
+        let placed = self.open.get(sequences.first()?)?;
         let others = self.ready_replicas().filter(|(replica, _)| *replica != from);
-        let with_room = others.filter(|(replica, _)| self.has_room(*replica, &placed.shape, 1));
+        let with_room = others.filter(|(replica, _)| self.has_room(*replica, &placed.shape, sequences.len()));
         let soonest = |replica: ReplicaId, seat: &Seat| {
             seat.outstanding + placed.shape.prompt_tokens - self.known_tokens(replica, &placed.shape)
         };
@@ -337,62 +339,72 @@ impl Router {
         let (to, there) = with_room.min_by_key(cost)?;
         let here = self.seats.get(from.index())?;
         let running = here.open - here.waiting.len();
-        let is_full = running >= self.config.max_num_seqs || here.free_blocks < self.blocks(placed.uncached);
+        let is_full = running >= self.config.max_num_seqs || here.free_blocks < placed.pages;
         // Before it come only those that have started: it is the first in line.
         let stays = here.outstanding_of_started + placed.uncached;
         (is_full || stays > soonest(to, there)).then_some(to)
     }
 
-    fn enter(&mut self, sequence: SequenceId, shape: WorkShape, at: ReplicaId, moves: u8) {
-        let uncached = shape.prompt_tokens - self.known_tokens(at, &shape);
-        let blocks = self.blocks(uncached);
-        let seat = &mut self.seats[at.index()];
-        seat.index.enter(&shape.keys);
-        seat.open += 1;
-        seat.outstanding += uncached;
-        seat.pledged += blocks;
-        seat.waiting.insert((shape.priority, sequence));
-        let placed = Placed { shape, at, uncached, stage: Stage::Waiting, moves };
-        let before = self.open.insert(sequence, placed);
-        assert!(before.is_none(), "{sequence} was placed twice");
+    /// Takes in requests of one group.
+    fn enter(&mut self, group: impl Iterator<Item = (SequenceId, Newcomer)>, at: ReplicaId) {
+        for (nth, (sequence, newcomer)) in group.enumerate() {
+            let Newcomer { shape, group, moves } = newcomer;
+            let uncached = shape.prompt_tokens - self.saved_tokens(at, &shape, nth);
+            let pages = self.pages_at(at, &shape, nth);
+            let seat = &mut self.seats[at.index()];
+            seat.index.enter(&shape.keys);
+            seat.open += 1;
+            seat.outstanding += uncached;
+            seat.pledged += pages;
+            seat.waiting.insert(Place { due: shape.due, sequence });
+            let placed = Placed { shape, group, at, uncached, pages, stage: Stage::Waiting, moves };
+            let before = self.open.insert(sequence, placed);
+            assert!(before.is_none(), "{sequence} was placed twice");
+        }
     }
 
+    /// Takes a request out. What it was about to do is left in its stage.
     fn leave(&mut self, sequence: SequenceId) -> Option<Placed> {
+        let stage = self.open.get(&sequence)?.stage;
         self.stay(sequence);
-        let placed = self.open.remove(&sequence)?;
-        let blocks = self.blocks(placed.uncached);
+        let mut placed = self.open.remove(&sequence)?;
         let seat = &mut self.seats[placed.at.index()];
         seat.open -= 1;
         seat.outstanding -= placed.outstanding();
         match placed.stage {
-            Stage::Waiting | Stage::Leaving(_) => {
-                seat.waiting.remove(&(placed.shape.priority, sequence));
-                seat.pledged -= blocks;
+            Stage::Waiting | Stage::Leaving { .. } => {
+                seat.waiting.remove(&Place { due: placed.shape.due, sequence });
+                seat.pledged -= placed.pages;
             }
             Stage::Prefilling => seat.outstanding_of_started -= placed.uncached,
             Stage::Decoding => {}
         }
+        placed.stage = stage;
         Some(placed)
     }
 
-    /// Keeps a place for a request that is asked back.
-    fn promise(&mut self, sequence: SequenceId, to: ReplicaId) {
-        let Some(placed) = self.open.get_mut(&sequence) else { return };
-        placed.stage = Stage::Leaving(to);
-        let blocks = placed.shape.prompt_tokens.div_ceil(self.config.block_size);
-        let seat = &mut self.seats[to.index()];
-        seat.arriving += 1;
-        seat.pledged += blocks;
+    /// Keeps places for a group that is asked back.
+    fn promise(&mut self, sequences: &[SequenceId], to: ReplicaId) {
+        for (nth, sequence) in sequences.iter().enumerate() {
+            let Some(placed) = self.open.get(sequence) else { continue };
+            let pages = self.pages_at(to, &placed.shape, nth);
+            let seat = &mut self.seats[to.index()];
+            seat.arriving += 1;
+            seat.pledged += pages;
+            if let Some(placed) = self.open.get_mut(sequence) {
+                placed.stage = Stage::Leaving { to, pages };
+            }
+        }
     }
 
     /// Gives up the place that was kept elsewhere, if one was.
     fn stay(&mut self, sequence: SequenceId) {
-        let Some(placed) = self.open.get(&sequence) else { return };
-        let Stage::Leaving(to) = placed.stage else { return };
-        let blocks = placed.shape.prompt_tokens.div_ceil(self.config.block_size);
+        let Some(placed) = self.open.get_mut(&sequence) else { return };
+        let Stage::Leaving { to, pages } = placed.stage else { return };
+        placed.stage = Stage::Waiting;
         let seat = &mut self.seats[to.index()];
         seat.arriving -= 1;
-        seat.pledged -= blocks;
+        seat.pledged -= pages;
     }
 
     fn reach(&mut self, sequence: SequenceId, stage: Stage) {
@@ -402,11 +414,10 @@ impl Router {
             return;
         }
         let before = std::mem::replace(&mut placed.stage, stage);
-        let blocks = placed.uncached.div_ceil(self.config.block_size);
         let seat = &mut self.seats[placed.at.index()];
         if before.is_unstarted() {
-            seat.waiting.remove(&(placed.shape.priority, sequence));
-            seat.pledged -= blocks;
+            seat.waiting.remove(&Place { due: placed.shape.due, sequence });
+            seat.pledged -= placed.pages;
             seat.outstanding_of_started += placed.uncached;
             // What it is compared by is not asked for again.
             placed.shape.keys = Arc::default();
@@ -424,24 +435,32 @@ impl Router {
             let here = || self.open.iter().filter(move |(_, placed)| placed.at == replica);
             assert_eq!(seat.open, here().count(), "{replica} lost count of its requests");
             let unstarted = || here().filter(|(_, placed)| placed.stage.is_unstarted());
-            let waiting: BTreeSet<(i32, SequenceId)> =
-                unstarted().map(|(sequence, placed)| (placed.shape.priority, *sequence)).collect();
+            let place = |(sequence, placed): (&SequenceId, &Placed)| Place {
+                due: placed.shape.due,
+                sequence: *sequence,
+            };
+            let waiting: BTreeSet<Place> = unstarted().map(place).collect();
             assert_eq!(seat.waiting, waiting, "{replica} lost those who wait");
             let outstanding: usize = here().map(|(_, placed)| placed.outstanding()).sum();
             assert_eq!(seat.outstanding, outstanding, "{replica} lost count of its prefill");
             let started = here().filter(|(_, placed)| placed.stage == Stage::Prefilling);
             let of_started: usize = started.map(|(_, placed)| placed.uncached).sum();
             assert_eq!(seat.outstanding_of_started, of_started, "{replica} lost count of what it computes");
-            let arriving =
-                || self.open.values().filter(move |placed| placed.stage == Stage::Leaving(replica));
-            assert_eq!(seat.arriving, arriving().count(), "{replica} lost count of who comes");
-            let pledged: usize = unstarted().map(|(_, placed)| self.blocks(placed.uncached)).sum();
-            let promised: usize = arriving().map(|placed| self.blocks(placed.shape.prompt_tokens)).sum();
-            assert_eq!(seat.pledged, pledged + promised, "{replica} lost count of pledged blocks");
+            let arriving = self.open.values().filter_map(|placed| match placed.stage {
+                Stage::Leaving { to, pages } if to == replica => Some(pages),
+                _ => None,
+            });
+            let arriving: Vec<usize> = arriving.collect();
+            assert_eq!(seat.arriving, arriving.len(), "{replica} lost count of who comes");
+            let pledged: usize = unstarted().map(|(_, placed)| placed.pages).sum();
+            let promised: usize = arriving.iter().sum();
+            assert_eq!(seat.pledged, pledged + promised, "{replica} lost count of pledged pages");
         }
         for (sequence, placed) in &self.open {
             assert!(placed.moves <= MOVES_MAX, "{sequence} was moved too often");
-            assert!(placed.stage != Stage::Leaving(placed.at), "{sequence} moves to where it is");
+            let is_going_nowhere = matches!(placed.stage, Stage::Leaving { to, .. } if to == placed.at);
+            assert!(!is_going_nowhere, "{sequence} moves to where it is");
+            assert!(placed.group.contains(sequence), "{sequence} is none of its own group");
         }
     }
 }

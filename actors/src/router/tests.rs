@@ -1,16 +1,18 @@
 //! The pure router, one decision at a time.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use super::{
     MOVES_MAX, OPEN_REQUEST_TOKENS, Router, RouterConfig, Withdrawal, WorkShape, index::PrefixIndex,
 };
 use crate::{
+    config::{CacheSpec, LayerGroups},
     ids::{ReplicaId, SequenceId},
+    order::Due,
     prefix::BlockKey,
 };
 
-const CONFIG: RouterConfig = RouterConfig { replicas: 2, max_num_seqs: 4, block_size: 16, num_blocks: 1000 };
+const CONFIG: RouterConfig = RouterConfig { replicas: 2, max_num_seqs: 4, cache: CacheSpec::new(16, 1000) };
 const ZERO: ReplicaId = ReplicaId(0);
 const ONE: ReplicaId = ReplicaId(1);
 
@@ -24,12 +26,34 @@ fn router(config: RouterConfig) -> Router {
 fn prompt(family: u32, prefix: usize, one: u32, own: usize) -> WorkShape {
     let shared = std::iter::repeat_n(family, prefix);
     let tokens: Vec<u32> = shared.chain(std::iter::repeat_n(1_000_000 + one, own)).collect();
-    let keys = BlockKey::chain(None, &tokens, CONFIG.block_size);
-    WorkShape { prompt_tokens: tokens.len(), priority: 0, keys: keys.into() }
+    let keys = BlockKey::chain(None, &tokens, CONFIG.cache.block_size);
+    WorkShape { prompt_tokens: tokens.len(), due: Due::new(0, 0, 0), keys: keys.into() }
 }
 
 fn plain(tokens: usize) -> WorkShape {
-    WorkShape { prompt_tokens: tokens, priority: 0, keys: Arc::default() }
+    WorkShape { prompt_tokens: tokens, due: Due::new(0, 0, 0), keys: Arc::default() }
+}
+
+/// A short one that came then; a point of priority is 100 milliseconds.
+fn due(arrived_ms: u64, priority: i32) -> WorkShape {
+    WorkShape { due: Due::new(arrived_ms, priority, 100), ..plain(10) }
+}
+
+fn ids(sequences: &[u64]) -> Vec<SequenceId> {
+    sequences.iter().copied().map(SequenceId).collect()
+}
+
+/// From replica 0 to 1.
+fn withdrawal(sequences: &[u64]) -> Withdrawal {
+    Withdrawal { sequences: ids(sequences), from: ZERO, to: ONE }
+}
+
+/// Places a group while replica 1 is not to be had.
+fn place_at_zero(router: &mut Router, sequences: &[u64], shape: &WorkShape) {
+    router.lost(ONE);
+    assert_eq!(router.place(&ids(sequences), shape), Some(ZERO));
+    router.ready(ONE);
+    router.check_invariants();
 }
 
 fn place(router: &mut Router, sequence: u64, shape: &WorkShape) -> ReplicaId {
@@ -136,7 +160,7 @@ fn where_no_replica_is_ready_nothing_is_placed_and_nothing_changes() {
     router.ready(ONE);
     assert_eq!(place(&mut router, 0, &plain(1)), ONE);
     router.lost(ONE);
-    assert_eq!(router.given_back(SequenceId(0)), None, "it ends");
+    assert_eq!(router.given_back(&ids(&[0])), None, "it ends");
     assert_eq!((router.open(), router.place_of(SequenceId(0))), (0, None));
     router.check_invariants();
 }
@@ -182,6 +206,55 @@ fn a_pool_without_free_blocks_is_full() {
     assert_eq!(place(&mut router, 4, &plain(16)), ZERO);
 }
 
+/// Two groups of layers see everything and one sees 32 tokens: 13 blocks are 13 + 13 + 3 pages.
+fn of_groups() -> RouterConfig {
+    let groups = LayerGroups::new(&[None, Some(32), None]).expect("three groups");
+    RouterConfig { cache: CacheSpec { groups, ..CONFIG.cache }, ..CONFIG }
+}
+
+#[test]
+fn a_pool_is_full_when_the_pages_of_all_groups_do_not_fit() {
+    let mut router = router(of_groups());
+    router.observe(ZERO, 28);
+    assert_eq!(place(&mut router, 0, &plain(200)), ONE);
+    router.observe(ZERO, 29);
+    assert_eq!(place(&mut router, 1, &plain(200)), ZERO);
+    assert!(!router.has_room(ZERO, &plain(1), 1), "all are pledged");
+    router.observe(ZERO, 31);
+    assert!(!router.has_room(ZERO, &plain(1), 1), "a block is a page in each of three groups");
+    router.observe(ZERO, 32);
+    assert!(router.has_room(ZERO, &plain(1), 1));
+}
+
+#[test]
+fn a_known_prefix_saves_the_pages_of_groups_that_see_everything() {
+    let mut router = router(of_groups());
+    assert_eq!(run(&mut router, 0, &prompt(1, 160, 0, 16)), ZERO);
+    let next = prompt(1, 160, 1, 16);
+    router.observe(ZERO, 4);
+    assert!(!router.has_room(ZERO, &next, 1), "one block in both, and three within the window");
+    router.observe(ZERO, 5);
+    assert!(router.has_room(ZERO, &next, 1));
+    assert!(
+        !router.has_room(ZERO, &next, 2),
+        "another choice takes as many for its last block and its window"
+    );
+    router.observe(ZERO, 10);
+    assert!(router.has_room(ZERO, &next, 2));
+}
+
+#[test]
+fn who_waits_for_pages_of_several_groups_is_moved_to_where_they_are_free() {
+    let mut router = router(of_groups());
+    place_at_zero(&mut router, &[0], &plain(200));
+    router.observe(ZERO, 29);
+    assert_eq!(router.rebalance(), [], "it fits");
+    // More pages than blocks, and too few.
+    router.observe(ZERO, 28);
+    assert_eq!(router.rebalance(), [withdrawal(&[0])]);
+    router.check_invariants();
+}
+
 /// Eight requests that run, four at each replica, and `waiting` more that wait at replica 0.
 fn overloaded(waiting: u64) -> Router {
     let mut router = router(CONFIG);
@@ -200,11 +273,10 @@ fn overloaded(waiting: u64) -> Router {
 fn who_waits_at_a_full_replica_is_moved_when_another_has_room() {
     let mut router = overloaded(3);
     end(&mut router, 5);
-    let withdrawal = Withdrawal { sequence: SequenceId(8), from: ZERO, to: ONE };
-    assert_eq!(router.rebalance(), [withdrawal], "the first in line, and no more than there are seats");
+    assert_eq!(router.rebalance(), [withdrawal(&[8])], "the first in line, and no more than there are seats");
     router.check_invariants();
     assert_eq!(router.rebalance(), [], "the seat is kept for it");
-    assert_eq!(router.given_back(SequenceId(8)), Some(ONE));
+    assert_eq!(router.given_back(&ids(&[8])), Some(ONE));
     assert_eq!((router.place_of(SequenceId(8)), router.moved()), (Some(ONE), 1));
     router.check_invariants();
 }
@@ -218,19 +290,122 @@ fn a_request_that_has_started_meanwhile_stays_and_its_seat_elsewhere_is_free_aga
     router.started(SequenceId(8));
     router.check_invariants();
     assert_eq!(router.place_of(SequenceId(8)), Some(ZERO));
-    let withdrawal = Withdrawal { sequence: SequenceId(9), from: ZERO, to: ONE };
-    assert_eq!((router.rebalance(), router.moved()), (vec![withdrawal], 0));
+    assert_eq!((router.rebalance(), router.moved()), (vec![withdrawal(&[9])], 0));
 }
 
 #[test]
 fn the_better_priority_is_moved_first() {
-    let mut router = overloaded(1);
-    let urgent = WorkShape { priority: -1, ..plain(10) };
-    router.lost(ONE);
-    assert_eq!(place(&mut router, 20, &urgent), ZERO);
-    router.ready(ONE);
+    let mut router = overloaded(0);
+    place_at_zero(&mut router, &[20], &due(0, 0));
+    place_at_zero(&mut router, &[21], &due(0, -1));
     end(&mut router, 5);
-    assert_eq!(router.rebalance(), [Withdrawal { sequence: SequenceId(20), from: ZERO, to: ONE }]);
+    assert_eq!(router.rebalance(), [withdrawal(&[21])]);
+}
+
+#[test]
+fn an_old_request_is_moved_before_a_fresh_better_one_that_is_due_later() {
+    for (arrived_ms, first) in [(199, 21), (200, 20)] {
+        let mut router = overloaded(0);
+        place_at_zero(&mut router, &[20], &due(0, 2));
+        place_at_zero(&mut router, &[21], &due(arrived_ms, 0));
+        end(&mut router, 5);
+        assert_eq!(router.rebalance(), [withdrawal(&[first])], "the better one came at {arrived_ms} ms");
+    }
+}
+
+#[test]
+fn without_aging_moves_follow_arrival() {
+    let mut router = overloaded(0);
+    // The number that is accepted first need not have come first.
+    for (sequence, arrived_ms, priority) in [(20, 7, -5), (21, 3, 9), (22, 5, 0)] {
+        let shape = WorkShape { due: Due::new(arrived_ms, priority, 0), ..plain(10) };
+        place_at_zero(&mut router, &[sequence], &shape);
+    }
+    (5..8).for_each(|sequence| end(&mut router, sequence));
+    assert_eq!(router.rebalance(), [21, 22, 20].map(|sequence| withdrawal(&[sequence])));
+}
+
+#[test]
+fn a_flood_of_better_requests_does_not_starve_one_that_waits() {
+    let mut router = overloaded(0);
+    place_at_zero(&mut router, &[20], &due(0, 5));
+    let mut running: VecDeque<u64> = (4..8).collect();
+    // With every better one that comes, a seat at the other replica becomes free.
+    let moved = (0..1000u64).find(|round| {
+        place_at_zero(&mut router, &[100 + round], &due(10 * round, 0));
+        end(&mut router, running.pop_front().expect("four run"));
+        let withdrawals = router.rebalance();
+        let [Withdrawal { sequences, to: ONE, .. }] = withdrawals.as_slice() else {
+            panic!("{withdrawals:?}")
+        };
+        assert_eq!(router.given_back(sequences), Some(ONE));
+        router.started(sequences[0]);
+        router.prefilled(sequences[0]);
+        router.check_invariants();
+        running.push_back(sequences[0].0);
+        sequences[0] == SequenceId(20)
+    });
+    assert_eq!(moved, Some(50), "it is due after 500 ms");
+}
+
+#[test]
+fn choices_of_a_request_are_moved_all_at_once_or_not_at_all() {
+    let mut router = overloaded(0);
+    place_at_zero(&mut router, &[20, 21, 22], &plain(10));
+    (5..7).for_each(|sequence| end(&mut router, sequence));
+    assert_eq!(router.rebalance(), [], "two seats are too few");
+    end(&mut router, 7);
+    assert_eq!(router.rebalance(), [withdrawal(&[20, 21, 22])]);
+    router.check_invariants();
+    // One of them was cancelled on its way.
+    end(&mut router, 20);
+    assert_eq!(router.given_back(&ids(&[20, 21, 22])), Some(ONE));
+    router.check_invariants();
+    assert_eq!(router.moved(), 2);
+    assert!((21..23).all(|one| router.place_of(SequenceId(one)) == Some(ONE)));
+    assert!((21..23).all(|one| router.moves_of(SequenceId(one)) == Some(1)));
+}
+
+#[test]
+fn choices_of_which_one_has_started_stay() {
+    let mut router = overloaded(0);
+    place_at_zero(&mut router, &[20, 21], &plain(10));
+    place_at_zero(&mut router, &[30], &plain(10));
+    end(&mut router, 0);
+    router.started(SequenceId(20));
+    (4..8).for_each(|sequence| end(&mut router, sequence));
+    // What comes behind them is moved.
+    assert_eq!(router.rebalance(), [withdrawal(&[30])]);
+    router.check_invariants();
+}
+
+#[test]
+fn choices_that_were_asked_back_in_vain_leave_their_seats_elsewhere_to_others() {
+    let mut router = overloaded(0);
+    place_at_zero(&mut router, &[20, 21], &plain(10));
+    place_at_zero(&mut router, &[30, 31], &plain(10));
+    (6..8).for_each(|sequence| end(&mut router, sequence));
+    assert_eq!(router.rebalance(), [withdrawal(&[20, 21])]);
+    end(&mut router, 0);
+    // The first of them had started when they were asked for, and its reader has left since.
+    end(&mut router, 20);
+    router.kept(SequenceId(21));
+    router.check_invariants();
+    router.started(SequenceId(21));
+    assert_eq!(router.rebalance(), [withdrawal(&[30, 31])]);
+    assert_eq!((router.given_back(&ids(&[30, 31])), router.moved()), (Some(ONE), 2));
+    router.check_invariants();
+}
+
+#[test]
+fn more_choices_than_ever_run_at_a_time_are_moved_to_a_replica_that_is_idle() {
+    let mut router = overloaded(0);
+    place_at_zero(&mut router, &[20, 21, 22, 23, 24], &plain(10));
+    (4..7).for_each(|sequence| end(&mut router, sequence));
+    assert_eq!(router.rebalance(), []);
+    end(&mut router, 7);
+    assert_eq!(router.rebalance(), [withdrawal(&[20, 21, 22, 23, 24])]);
+    router.check_invariants();
 }
 
 #[test]
@@ -240,9 +415,9 @@ fn a_request_behind_a_long_prefill_is_moved_to_where_it_is_computed_sooner() {
     assert_eq!(place(&mut router, 0, &plain(5000)), ZERO);
     assert_eq!(place(&mut router, 1, &plain(10)), ZERO);
     router.ready(ONE);
-    assert_eq!(router.rebalance(), [Withdrawal { sequence: SequenceId(0), from: ZERO, to: ONE }; 0]);
+    assert_eq!(router.rebalance(), []);
     router.started(SequenceId(0));
-    assert_eq!(router.rebalance(), [Withdrawal { sequence: SequenceId(1), from: ZERO, to: ONE }]);
+    assert_eq!(router.rebalance(), [withdrawal(&[1])]);
     router.check_invariants();
 }
 
@@ -255,9 +430,9 @@ fn a_request_is_moved_to_and_fro_a_few_times_at_most() {
         let other = if at == ZERO { ONE } else { ZERO };
         let running = if other == ONE { 4 + moves } else { moves };
         end(&mut router, running);
-        let Some(withdrawal) = router.rebalance().first().copied() else { break };
+        let Some(withdrawal) = router.rebalance().into_iter().next() else { break };
         assert_eq!((withdrawal.from, withdrawal.to), (at, other));
-        at = router.given_back(SequenceId(8)).expect("both are ready");
+        at = router.given_back(&ids(&[8])).expect("both are ready");
         moves += 1;
         let filler = 100 + moves;
         router.lost(if at == ZERO { ONE } else { ZERO });
@@ -273,7 +448,7 @@ fn what_waits_at_a_lost_replica_is_placed_again_and_keeps_its_number() {
     router.lost(ZERO);
     assert_eq!(router.rebalance(), [], "it is given back unasked");
     for sequence in [8, 9] {
-        assert_eq!(router.given_back(SequenceId(sequence)), Some(ONE));
+        assert_eq!(router.given_back(&ids(&[sequence])), Some(ONE));
     }
     (0..4).for_each(|sequence| end(&mut router, sequence));
     router.check_invariants();

@@ -82,7 +82,7 @@ impl Actor for SchedulerActor {
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            SchedulerMessage::Submit(submission) => state.submit(*submission),
+            SchedulerMessage::Submit(group) => state.submit_all(group),
             SchedulerMessage::Cancel(sequence) => state.cancel(sequence),
             SchedulerMessage::GroupFormed { epoch, group } => {
                 state.scheduler.restart(epoch);
@@ -90,7 +90,7 @@ impl Actor for SchedulerActor {
             }
             SchedulerMessage::GroupLost { epoch, reason } => state.lose_group(epoch, reason),
             SchedulerMessage::StepExecuted(result) => state.absorb(result),
-            SchedulerMessage::GiveBack(sequence) => state.give_back(sequence),
+            SchedulerMessage::GiveBack(sequences) => state.give_back(&sequences),
             SchedulerMessage::RouterStarted => state.meet_router(myself),
         }
         state.plan();
@@ -112,16 +112,20 @@ impl Actor for SchedulerActor {
 }
 
 impl SchedulerState {
+    fn submit_all(&mut self, group: Vec<Submission>) {
+        if let (GroupLink::Lost(reason), true) = (&self.group, self.has_peers) {
+            // Sent before the router heard of the loss.
+            let (groups, reason) = (vec![group], reason.clone());
+            return self.home.tell_router(RouterMessage::GivenBack { groups, reason });
+        }
+        group.into_iter().for_each(|submission| self.submit(submission));
+    }
+
     fn submit(&mut self, submission: Submission) {
         let lost = match &self.group {
             GroupLink::Formed(_) => None,
             GroupLink::Lost(reason) => Some(reason.clone()),
         };
-        if let (Some(reason), true) = (&lost, self.has_peers) {
-            // Sent before the router heard of the loss.
-            let (submissions, reason) = (vec![submission], reason.clone());
-            return self.home.tell_router(RouterMessage::GivenBack { submissions, reason });
-        }
         let (arrived_ms, leader) = (submission.arrived_ms, submission.leader);
         let (sequence, request) = self.streams.insert(submission, self.has_peers);
         if let Some(reason) = lost {
@@ -147,12 +151,17 @@ impl SchedulerState {
         }
     }
 
-    fn give_back(&mut self, sequence: SequenceId) {
-        // One that has started is told of as started; one that has ended, as ended.
-        let Some(submission) = self.streams.give_back(sequence) else { return };
-        self.scheduler.cancel(sequence);
-        let (submissions, reason) = (vec![submission], "it was asked back".to_owned());
-        self.home.tell_router(RouterMessage::GivenBack { submissions, reason });
+    fn give_back(&mut self, sequences: &[SequenceId]) {
+        // Those that stay are told of as kept; those that have ended, as ended.
+        let group = self.streams.give_back(sequences);
+        if group.is_empty() {
+            return;
+        }
+        for submission in &group {
+            self.scheduler.cancel(submission.sequence);
+        }
+        let (groups, reason) = (vec![group], "it was asked back".to_owned());
+        self.home.tell_router(RouterMessage::GivenBack { groups, reason });
     }
 
     /// Who sent the open requests here is gone, and nobody can cancel them any more.
@@ -177,12 +186,12 @@ impl SchedulerState {
 
     /// What has not started goes to another replica, if one is ready; what has, ends.
     fn lose_group(&mut self, epoch: Epoch, reason: String) {
-        let submissions = self.streams.give_back_all();
-        for submission in &submissions {
+        let groups = self.streams.give_back_all();
+        for submission in groups.iter().flatten() {
             self.scheduler.cancel(submission.sequence);
         }
-        if !submissions.is_empty() {
-            self.home.tell_router(RouterMessage::GivenBack { submissions, reason: reason.clone() });
+        if !groups.is_empty() {
+            self.home.tell_router(RouterMessage::GivenBack { groups, reason: reason.clone() });
         }
         let open = self.end_all(&GenerationError::ShardLost { reason: reason.clone() });
         tracing::info!(epoch = epoch.0, open, reason, "open requests ended: the group was lost");
@@ -276,8 +285,8 @@ impl SchedulerState {
     }
 }
 
-/// What a scheduler that died left behind: counters of a replica only grow. What was open then has failed, and
-/// nobody has counted it; one that was stopped in good order has ended its requests itself.
+/// What the schedulers before left behind: counters of a replica only grow. What was open when one died is counted
+/// already, see [`ReplicaStatus::end_open`].
 fn inherited(last: &ReplicaStatus) -> (SchedulerCounters, FinishedCounts) {
     let before = SchedulerCounters {
         steps: last.steps,
@@ -291,6 +300,5 @@ fn inherited(last: &ReplicaStatus) -> (SchedulerCounters, FinishedCounts) {
         host_loads: last.host_loads,
         host_hits: last.host_hits,
     };
-    let lost = (last.running + last.waiting) as u64;
-    (before, FinishedCounts { failed: last.finished.failed + lost, ..last.finished })
+    (before, last.finished)
 }

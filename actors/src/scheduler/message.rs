@@ -6,7 +6,7 @@ use ractor::ActorRef;
 use tokio::sync::mpsc;
 
 use crate::{
-    ensemble::WaitingSlot,
+    ensemble::{Transit, WaitingSlot},
     group::GroupMessage,
     ids::{Epoch, SequenceId},
     plan::StepResult,
@@ -27,16 +27,18 @@ pub(crate) struct Submission {
     pub(crate) events: mpsc::Sender<GenerationEvent>,
     /// Its place among the waiting; given back when it first runs, or with the request.
     pub(crate) slot: WaitingSlot,
+    /// Counts it, should it be lost on its way.
+    pub(crate) transit: Transit,
 }
 
 /// Messages of the scheduler actor.
 ///
 /// The mailbox is unbounded by construction and bounded by what may be sent: at most `max_waiting_requests`
-/// submissions that have not started, one cancellation per open request, as many
-/// requests to give one back as a router has moves, and one result per step in flight.
+/// submissions that have not started, one cancellation per open request, as many requests to give one back as a router
+/// has moves, and one result per step in flight.
 pub(crate) enum SchedulerMessage {
-    /// Take a request in.
-    Submit(Box<Submission>),
+    /// Take requests of one group in.
+    Submit(Vec<Submission>),
     /// End a request whose reader is gone.
     Cancel(SequenceId),
     /// Every shard of the group is ready in this epoch.
@@ -45,8 +47,8 @@ pub(crate) enum SchedulerMessage {
     GroupLost { epoch: Epoch, reason: String },
     /// All ranks executed a step and agree about it.
     StepExecuted(StepResult),
-    /// Give a request back to the router unless it has started.
-    GiveBack(SequenceId),
+    /// Give requests of one group back to the router, or none where one of them has started.
+    GiveBack(Vec<SequenceId>),
     /// A new router stands where one ended that knew of the open requests: they end, and it is told who is ready.
     RouterStarted,
 }

@@ -11,31 +11,20 @@ use super::{
 use crate::{
     config::{CacheSpec, LAYER_GROUPS_MAX, kv_tokens_max},
     ids::{SequenceId, Step},
+    order::{Due, Place},
     plan::{CachedTokens, NewSequence, Output, SequenceImage, Span, Tokens},
     prefix::BlockKey,
     request::Request,
 };
 
-/// Where a sequence stands in the order of service, which never changes while it lives: it is due when it came, later
-/// by so many milliseconds for each point of priority. So waiting makes up for priority, and a late request comes
-/// before an early one only within a bounded time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
-    due_ms: i64,
-    sequence: SequenceId,
-}
-
-impl Place {
-    pub(super) fn new(now_ms: u64, priority: i32, aging_ms: u64, sequence: SequenceId) -> Self {
-        let aging_ms = i64::try_from(aging_ms).unwrap_or(i64::MAX);
-        let now_ms = i64::try_from(now_ms).unwrap_or(i64::MAX);
-        let priority = match priority {
-            _ if planted(Bug::IgnoresPriority) => 0,
-            priority if planted(Bug::TurnsPriorityRound) => -priority,
-            priority => priority,
-        };
-        Self { due_ms: now_ms.saturating_add(i64::from(priority).saturating_mul(aging_ms)), sequence }
-    }
+/// Where a request comes in the order of service.
+pub(super) fn place(now_ms: u64, priority: i32, aging_ms: u64, sequence: SequenceId) -> Place {
+    let priority = match priority {
+        _ if planted(Bug::IgnoresPriority) => 0,
+        priority if planted(Bug::TurnsPriorityRound) => -priority,
+        priority => priority,
+    };
+    Place { due: Due::new(now_ms, priority, aging_ms), sequence }
 }
 
 /// Order among the running: those that must not be preempted any more come first, then by place. The last gives way.

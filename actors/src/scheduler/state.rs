@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, VecDeque};
 use super::{
     bugs::{Bug, planted},
     pool::{Admission, PagePool},
-    sequence::{Place, PlannedSpan, RunOrder, Sequence},
+    sequence::{self, PlannedSpan, RunOrder, Sequence},
     slots::Slots,
     tiers::Tiers,
 };
 use crate::{
     config::{CacheSpec, Limits, SchedulerConfig},
     ids::{Epoch, SequenceId, Step},
+    order::Place,
     plan::{GroupImage, SpanOutput, StepResult},
     request::{FinishReason, GenerationError, GenerationEvent, Request, SubmitError},
 };
@@ -185,7 +186,7 @@ impl Scheduler {
             slot.is_some_and(|slot| self.sequences[slot].has_prompt(&request.prompt))
         };
         let leader = leader.filter(leads);
-        let place = Place::new(now_ms, request.priority, self.config.priority_aging_ms, sequence);
+        let place = sequence::place(now_ms, request.priority, self.config.priority_aging_ms, sequence);
         let mut state = Sequence::new(sequence, place, request, self.config.max_model_len, &self.cache);
         state.leader = leader;
         let slot = self.sequences.insert(state);

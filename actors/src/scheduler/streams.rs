@@ -6,7 +6,7 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 
 use super::Submission;
 use crate::{
-    ensemble::WaitingSlot,
+    ensemble::{Transit, WaitingSlot},
     ids::SequenceId,
     prefix::BlockKey,
     request::{GenerationError, GenerationEvent, Request},
@@ -43,6 +43,7 @@ struct Spare {
     arrived_ms: u64,
     leader: Option<SequenceId>,
     keys: Arc<[BlockKey]>,
+    transit: Transit,
 }
 
 /// Queues by sequence. Sending never waits.
@@ -61,8 +62,11 @@ impl Streams {
         submission: Submission,
         may_be_given_back: bool,
     ) -> (SequenceId, Request) {
-        let Submission { sequence, request, arrived_ms, leader, keys, events, slot } = submission;
-        let spare = may_be_given_back.then(|| Spare { request: request.clone(), arrived_ms, leader, keys });
+        let Submission { sequence, request, arrived_ms, leader, keys, events, slot, mut transit } =
+            submission;
+        transit.arrive();
+        let spare =
+            may_be_given_back.then(|| Spare { request: request.clone(), arrived_ms, leader, keys, transit });
         self.open.insert(sequence, Stream { events, slot: Some(slot), spare, is_prefilled: false });
         (sequence, request)
     }
@@ -82,19 +86,36 @@ impl Streams {
         }
     }
 
-    /// Takes out a request that has not started, as it came in.
-    pub(super) fn give_back(&mut self, sequence: SequenceId) -> Option<Submission> {
-        self.open.get(&sequence)?.spare.as_ref()?;
-        let Stream { events, slot, spare, .. } = self.open.remove(&sequence)?;
-        let (Spare { request, arrived_ms, leader, keys }, slot) = (spare?, slot?);
-        Some(Submission { sequence, request, arrived_ms, leader, keys, events, slot })
+    /// Takes out those of a group that are open, as they came in; none, where one of them has started.
+    pub(super) fn give_back(&mut self, sequences: &[SequenceId]) -> Vec<Submission> {
+        let is_open = |sequence: &&SequenceId| self.open.contains_key(sequence);
+        let open: Vec<SequenceId> = sequences.iter().filter(is_open).copied().collect();
+        let has_started =
+            |sequence: &SequenceId| self.open.get(sequence).is_some_and(|stream| stream.spare.is_none());
+        if open.iter().any(has_started) {
+            self.progress.kept.extend(open);
+            return Vec::new();
+        }
+        open.into_iter().filter_map(|sequence| self.take_out(sequence)).collect()
     }
 
-    /// Takes out all that have not started and may be given back, in order.
-    pub(super) fn give_back_all(&mut self) -> Vec<Submission> {
+    fn take_out(&mut self, sequence: SequenceId) -> Option<Submission> {
+        let Stream { events, slot, spare, .. } = self.open.remove(&sequence)?;
+        let (Spare { request, arrived_ms, leader, keys, mut transit }, slot) = (spare?, slot?);
+        transit.depart();
+        Some(Submission { sequence, request, arrived_ms, leader, keys, events, slot, transit })
+    }
+
+    /// Takes out all that have not started and may be given back, by group and in order.
+    pub(super) fn give_back_all(&mut self) -> Vec<Vec<Submission>> {
         let unstarted = self.open.iter().filter(|(_, stream)| stream.spare.is_some());
         let unstarted: Vec<SequenceId> = unstarted.map(|(sequence, _)| *sequence).collect();
-        unstarted.into_iter().filter_map(|sequence| self.give_back(sequence)).collect()
+        let mut groups: BTreeMap<SequenceId, Vec<Submission>> = BTreeMap::new();
+        for submission in unstarted.into_iter().filter_map(|sequence| self.take_out(sequence)) {
+            let leader = submission.leader.unwrap_or(submission.sequence);
+            groups.entry(leader).or_default().push(submission);
+        }
+        groups.into_values().collect()
     }
 
     /// The turns that requests took since the last call.

@@ -14,7 +14,7 @@ use crate::{
     replica::{ReplicaActor, ReplicaArguments, ReplicaMessage},
     router::{RouterActor, RouterArguments, RouterMessage},
     scheduler::SchedulerMessage,
-    status::EnsembleState,
+    status::{EnsembleState, ReplicaStatus},
 };
 
 /// What the supervisor starts from.
@@ -112,6 +112,8 @@ impl SupervisorState {
             tracing::error!(replica = %home.replica, reason, "the replica ended");
             home.transition(EnsembleState::Failed { reason });
             home.set_scheduler(None);
+            // Of one that died, and could not do so itself.
+            home.update(ReplicaStatus::end_open);
         } else if self.router.as_ref().is_some_and(|router| router.get_id() == who) {
             self.router = None;
             let failed = match self.budget.spend(Instant::now()) {

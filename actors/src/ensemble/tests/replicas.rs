@@ -152,6 +152,38 @@ async fn what_waits_at_a_full_replica_is_moved_when_another_has_room() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn choices_are_moved_together_and_moves_are_counted_beyond_a_router_s_end() {
+    let (ensemble, factories) = start_all([slow(2), slow(2)], |spec| spec.scheduler.max_num_seqs = 2).await;
+    for round in 1..=2 {
+        // Two at each: what they have in common with nobody else keeps them apart.
+        let first = [1, 50, 1, 50];
+        let mut long = Vec::new();
+        for (one, first) in first.into_iter().enumerate() {
+            long.push(open(&ensemble, Request { max_tokens: 500 + one, ..request(first, 80, 0) }).await);
+        }
+        assert_eq!(running(&ensemble), [2, 2]);
+        let choice = request(1, 80, 6);
+        let choices = ensemble.submit_all(vec![choice.clone(); 2]).unwrap();
+        until("they wait at their prefix", || replica(&ensemble, 0).waiting == 2).await;
+        let fourth = long.pop();
+        drop(long.remove(1));
+        drop(fourth);
+        for generation in choices {
+            let (tokens, last) = read(generation).await;
+            assert_eq!(tokens, expected(&choice));
+            assert_eq!(last, GenerationEvent::Finished(FinishReason::Length));
+        }
+        assert_eq!(ensemble.status().moved_requests, 2 * round, "both, to where there is room for both");
+        long.push(open(&ensemble, request(50, 80, 500)).await);
+        assert_eq!(running(&ensemble), [2, 1]);
+        ensemble.inner.shared.router().unwrap().kill();
+        until("both replicas know of a new one", || running(&ensemble) == [0, 0]).await;
+        assert_eq!(ensemble.status().moved_requests, 2 * round);
+    }
+    finish_all(ensemble, &factories).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_bound_of_waiting_requests_is_that_of_all_replicas_together() {
     let (ensemble, factories) = start_all([slow(10), slow(10)], |spec| {
         (spec.scheduler.max_num_seqs, spec.scheduler.max_waiting_requests) = (1, 3);
@@ -314,6 +346,41 @@ async fn a_router_that_ends_is_replaced_and_costs_the_open_requests() {
     }
     assert_eq!((ensemble.status().epoch, factories[0].builds()), (0, vec![1, 1]), "no shard was touched");
     assert!(prompts(&ensemble).iter().all(|tokens| *tokens > 4 * 40), "{:?}", prompts(&ensemble));
+    finish_all(ensemble, &factories).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_accepted_request_is_counted_once_though_the_router_ends() {
+    let (ensemble, factories) = start_two(slow(1), slow(1)).await;
+    let mut accepted = 0;
+    for _ in 0..3 {
+        let router = ensemble.inner.shared.router().unwrap();
+        let mut open = Vec::new();
+        for one in 0..100 {
+            if one == 60 {
+                router.kill();
+            }
+            // What comes while there is no router is refused, and not counted.
+            open.extend(ensemble.submit(request(one, 20, 3)).ok());
+        }
+        accepted += open.len() as u64;
+        for generation in open {
+            read(generation).await;
+        }
+        until("a new one serves", || {
+            ensemble.inner.shared.router().is_some_and(|new| new.get_id() != router.get_id())
+        })
+        .await;
+    }
+    let total = || {
+        let finished = ensemble.status().finished;
+        finished.length + finished.failed + finished.cancelled
+    };
+    until("every one is counted", || total() >= accepted).await;
+    let finished = ensemble.status().finished;
+    println!("{accepted} accepted: {finished:?}");
+    assert!(finished.failed > 0, "none was lost");
+    assert_eq!(finished.length + finished.failed + finished.cancelled, accepted);
     finish_all(ensemble, &factories).await;
 }
 
