@@ -35,7 +35,10 @@ use std::{
     sync::Arc,
 };
 
-use crate::config::{GenerationDefaults, ModelConfig};
+use crate::{
+    config::{GenerationDefaults, ModelConfig},
+    plan::WeightFormat,
+};
 
 pub use encoding::Encoding;
 pub use error::CheckpointError;
@@ -118,6 +121,18 @@ impl Checkpoint {
     /// Bytes that these tensors take on disk.
     pub fn stored_bytes(&self) -> u64 {
         self.tensors.values().map(|tensor| tensor.info.stored_bytes).sum()
+    }
+
+    /// How most of their elements are held, as far as a planner tells formats apart: what is neither float32 nor
+    /// bfloat16 counts as the bfloat16 that it expands to.
+    pub fn stored_format(&self) -> WeightFormat {
+        let elements = |tensor: &StoredTensor| tensor.info.shape.iter().product::<usize>() as u64;
+        let is_single = |tensor: &&StoredTensor| tensor.info.encoding == Encoding::F32;
+        let single: u64 = self.tensors.values().filter(is_single).map(elements).sum();
+        match single > self.parameter_count() / 2 {
+            true => WeightFormat::Float32,
+            false => WeightFormat::BFloat16,
+        }
     }
 
     /// Reads `rows` x `cols` of a matrix into `out`, row by row, as `f32`. A vector counts as one row; of a

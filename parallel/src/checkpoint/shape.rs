@@ -1,12 +1,12 @@
-//! The shape of a model that this version plans and does not run, from its `config.json`, and the bytes of its tensors
-//! from the headers beside it.
+//! The shape of a model that this version plans and does not run, from its `config.json` or the header of a GGUF file,
+//! and the bytes of its tensors from the headers beside it.
 
 use std::{collections::BTreeSet, num::NonZeroUsize, path::Path};
 
 use serde_json::Value;
 
 use super::{
-    CheckpointError, MappedFile, config_check, folder, header, index,
+    CheckpointError, MappedFile, config_check, folder, gguf, header, index,
     json::{self, Fields},
 };
 use crate::plan::{
@@ -16,7 +16,8 @@ use crate::plan::{
 
 /// Largest size that is believed, of any kind.
 const SIZE_MAX: usize = 1 << 26;
-const SUPPORTED: &str = "Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3Moe, GptOss, DeepseekV3 and Glm4Moe";
+pub(super) const SUPPORTED: &str =
+    "Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3Moe, GptOss, DeepseekV3 and Glm4Moe";
 
 /// What tells the families apart where their files are silent.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,8 +33,11 @@ enum Family {
     Glm4Moe,
 }
 
-/// The shape of the model in a folder, and the bytes of its tensors where there are any.
+/// The shape of the model in a folder or a GGUF file, and the bytes of its tensors where there are any.
 pub fn read_shape(path: &Path) -> Result<(ModelShape, Option<u64>), CheckpointError> {
+    if !path.is_dir() {
+        return gguf::read_shape(path);
+    }
     let config_path = path.join(folder::CONFIG_FILE);
     let object = json::read_object(&config_path)?;
     let outer = Fields::new(&config_path, &object);
@@ -69,7 +73,12 @@ fn family(path: &Path, fields: &Fields<'_>, outer: &Fields<'_>) -> Result<Family
     })
 }
 
-fn shape(path: &Path, fields: &Fields<'_>, outer: &Fields<'_>) -> Result<ModelShape, CheckpointError> {
+/// The shape that a configuration gives; `outer` is what it may be a part of.
+pub(super) fn shape(
+    path: &Path,
+    fields: &Fields<'_>,
+    outer: &Fields<'_>,
+) -> Result<ModelShape, CheckpointError> {
     let family = family(path, fields, outer)?;
     let layers = size(fields, "num_hidden_layers")?;
     let dense_columns = match family {

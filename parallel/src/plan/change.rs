@@ -18,8 +18,10 @@ const UTILIZATION_STEPS: f64 = 1000.0;
 pub enum Change {
     /// More of each card.
     Utilization(f64),
-    /// Another amount of memory for keys and values, over all ranks.
+    /// Another amount of memory for keys and values, over all ranks of a replica.
     KvBytes(u64),
+    /// Less of the host's memory for what loses its place in the cache; none for 0.
+    OffloadingBytes(u64),
     /// Smaller steps, and so smaller activations.
     BatchedTokens(usize),
     /// Shorter sequences.
@@ -35,17 +37,21 @@ pub enum Change {
     KvFormat(KvFormat),
     /// More cards of the last kind.
     Ranks {
-        /// How many in all.
+        /// How many in all, for each replica.
         ranks: usize,
         /// Which.
         device: String,
+        /// Replicas, which are as many as before.
+        replicas: usize,
     },
     /// As many other cards.
     Cards {
-        /// How many.
+        /// How many, for each replica.
         ranks: usize,
         /// Which.
         device: String,
+        /// Replicas, which are as many as before.
+        replicas: usize,
     },
 }
 
@@ -54,6 +60,10 @@ impl fmt::Display for Change {
         match self {
             Change::Utilization(part) => write!(f, "gpu_memory_utilization = {part}"),
             Change::KvBytes(bytes) => write!(f, "kv_cache_memory_bytes = {bytes} ({})", amount(*bytes)),
+            Change::OffloadingBytes(0) => f.write_str("no kv_offloading_bytes"),
+            Change::OffloadingBytes(bytes) => {
+                write!(f, "kv_offloading_bytes = {bytes} ({})", amount(*bytes))
+            }
             Change::BatchedTokens(tokens) => write!(f, "max_num_batched_tokens = {tokens}"),
             Change::Context(tokens) => write!(f, "max_model_len = {tokens}"),
             Change::Format { format, is_stored: true } => {
@@ -61,8 +71,12 @@ impl fmt::Display for Change {
             }
             Change::Format { format, is_stored: false } => write!(f, "dtype = {format}"),
             Change::KvFormat(format) => write!(f, "keys and values in {}", format.name()),
-            Change::Ranks { ranks, device } => write!(f, "{ranks} x {device}"),
-            Change::Cards { ranks, device } => write!(f, "{ranks} x {device} instead"),
+            Change::Ranks { ranks, device, replicas } => {
+                write!(f, "{ranks} x {device}{}", of_replicas(*replicas))
+            }
+            Change::Cards { ranks, device, replicas } => {
+                write!(f, "{ranks} x {device} instead{}", of_replicas(*replicas))
+            }
         }
     }
 }
@@ -85,6 +99,7 @@ impl Plan {
         let mut changes: Vec<Change> = Vec::new();
         changes.extend(self.utilization());
         changes.extend(self.kv_bytes());
+        changes.extend(self.offloading_bytes());
         changes.extend(self.batched_tokens());
         changes.extend(formats(true));
         changes.extend(short.map(Change::Context));
@@ -131,10 +146,26 @@ impl Plan {
         self.with(|request| request.kv_bytes = Some(bytes)).map(|_| Change::KvBytes(bytes))
     }
 
+    /// What the host has left beside all else, or nothing at all.
+    fn offloading_bytes(&self) -> Option<Change> {
+        let given = self.request.offloading_bytes?;
+        let replicas = self.request.replicas.max(1) as u64;
+        let room = (self.request.host_memory_bytes? / replicas).saturating_sub(self.host_bytes());
+        let page_bytes = self.page_bytes().max(1);
+        // In whole pages: less than one would be refused.
+        let bytes = room / page_bytes * page_bytes;
+        let asked = (bytes > 0).then_some(bytes);
+        self.with(|request| request.offloading_bytes = asked)
+            .filter(|_| bytes < given)
+            .map(|_| Change::OffloadingBytes(bytes))
+    }
+
     fn batched_tokens(&self) -> Option<Change> {
         let asked = self.request.limits.max_num_batched_tokens;
+        // Every sequence that runs has a token in a step.
+        let least = BATCHED_TOKENS_MIN.max(self.request.limits.max_num_seqs);
         let halves = std::iter::successors(Some(asked / 2), |tokens| Some(tokens / 2));
-        let mut halves = halves.take_while(|tokens| *tokens >= BATCHED_TOKENS_MIN);
+        let mut halves = halves.take_while(|tokens| *tokens >= least);
         let tokens = halves
             .find(|tokens| self.with(|request| request.limits.max_num_batched_tokens = *tokens).is_some())?;
         Some(Change::BatchedTokens(tokens))
@@ -199,7 +230,7 @@ impl Plan {
             })
             .is_some()
         })?;
-        Some(Change::Ranks { ranks, device: name })
+        Some(Change::Ranks { ranks, device: name, replicas: self.request.replicas })
     }
 
     fn other_cards(&self) -> Option<Change> {
@@ -214,14 +245,14 @@ impl Plan {
         let card = larger.into_iter().find(|card| {
             self.with(|request| request.devices = vec![RankDevice::Card(card.clone()); ranks]).is_some()
         })?;
-        Some(Change::Cards { ranks, device: card.name.to_string() })
+        Some(Change::Cards { ranks, device: card.name.to_string(), replicas: self.request.replicas })
     }
 
     /// Whether the model fits, in a sentence: what is short where, and the smallest change.
     pub fn verdict(&self) -> String {
-        let PlanRequest { model, format, devices, .. } = &self.request;
-        let name = if model.name.is_empty() { "the model" } else { &model.name };
-        let on = listed(devices);
+        let PlanRequest { model, format, devices, replicas, .. } = &self.request;
+        let name = model.called();
+        let on = listed(devices) + &of_replicas(*replicas);
         let Some(shortfall) = self.shortfall() else {
             return format!("{name} in {format} fits on {on}");
         };
@@ -235,6 +266,11 @@ impl Plan {
         };
         format!("{name} in {format} does not fit on {on}: {shortfall}; {remedy}")
     }
+}
+
+/// What follows a list of devices that each replica has.
+fn of_replicas(replicas: usize) -> String {
+    if replicas > 1 { format!(" for each of {replicas} replicas") } else { String::new() }
 }
 
 /// `3 x H100-80GB, 1 x L40S`.

@@ -57,6 +57,8 @@ use crate::{
 /// Memory for keys and values in the host's memory, over all ranks, where nobody says how much: a modest share of a
 /// developer's machine.
 pub const HOST_KV_BYTES_DEFAULT: u64 = 1 << 30;
+/// Largest page in tokens; beyond, a cache of short sequences is mostly padding.
+const BLOCK_SIZE_MAX: usize = 256;
 /// Ids of blocks have 32 bits.
 const PAGES_MAX: u64 = u32::MAX as u64;
 
@@ -75,10 +77,7 @@ pub enum RankDevice {
         free_bytes: u64,
     },
     /// The host's processor, whose memory all ranks share.
-    Host {
-        /// Bytes of it, if known.
-        memory_bytes: Option<u64>,
-    },
+    Host,
 }
 
 impl RankDevice {
@@ -86,7 +85,7 @@ impl RankDevice {
     pub fn gpu(&self) -> Option<&GpuSpec> {
         match self {
             RankDevice::Card(card) | RankDevice::Seen { card, .. } => Some(card),
-            RankDevice::Host { .. } => None,
+            RankDevice::Host => None,
         }
     }
 
@@ -95,7 +94,7 @@ impl RankDevice {
         match self {
             RankDevice::Card(card) => &card.name,
             RankDevice::Seen { label, .. } => label,
-            RankDevice::Host { .. } => "cpu",
+            RankDevice::Host => "cpu",
         }
     }
 }
@@ -120,8 +119,10 @@ pub struct Limits {
 pub struct PlanRequest {
     /// The model.
     pub model: ModelShape,
-    /// One for each rank.
+    /// One for each rank of a replica.
     pub devices: Vec<RankDevice>,
+    /// Replicas of the model, each on devices of its own; at least one. What is planned is one of them.
+    pub replicas: usize,
     /// Relative share of each rank, where they are not to be equal.
     pub shares: Option<Vec<f32>>,
     /// How weights are held.
@@ -132,8 +133,12 @@ pub struct PlanRequest {
     pub limits: Limits,
     /// Part of a card's memory that may be used; all but the reserves where nothing is said.
     pub utilization: Option<f64>,
-    /// Memory for keys and values over all ranks, where somebody said how much.
+    /// Memory for keys and values over all ranks of a replica, where somebody said how much.
     pub kv_bytes: Option<u64>,
+    /// Memory of the host for what loses its place in the cache, over all ranks of a replica.
+    pub offloading_bytes: Option<u64>,
+    /// Bytes of the host's memory, if known: all replicas live in it.
+    pub host_memory_bytes: Option<u64>,
     /// Formats that may be proposed in place of `format`.
     pub formats: Vec<WeightFormat>,
 }
@@ -162,6 +167,36 @@ pub enum PlanError {
         value: usize,
         /// What could be.
         most: usize,
+    },
+    /// Kernels do not read pages of that size.
+    #[error("block_size is {size}; it must be a multiple of 16 up to {most}", most = BLOCK_SIZE_MAX)]
+    BlockSize {
+        /// What was given.
+        size: usize,
+    },
+    /// The model knows no positions so far.
+    #[error(
+        "max_model_len is {asked}, which exceeds the {trained} positions that {model} was trained for; lower it or \
+         leave it out"
+    )]
+    Positions {
+        /// The model.
+        model: String,
+        /// Tokens asked for.
+        asked: usize,
+        /// Those that it was trained for.
+        trained: usize,
+    },
+    /// Every sequence that runs has a token in each step.
+    #[error(
+        "max_num_batched_tokens is {tokens}, which cannot carry max_num_seqs = {sequences} sequences: each has a token \
+         in every step; raise it to {sequences} or more, or lower max_num_seqs"
+    )]
+    Steps {
+        /// Tokens of a step.
+        tokens: usize,
+        /// Sequences of a step.
+        sequences: usize,
     },
 }
 
@@ -226,7 +261,7 @@ impl Plan {
         let mut ranks = Vec::with_capacity(devices.len());
         for (at, (device, share)) in devices.iter().zip(partition.shares()).enumerate() {
             let page_bytes = cache.page_bytes(model, share, *kv_format);
-            let memory = Memory::of(device, devices.len(), request.utilization);
+            let memory = Memory::of(device, request);
             let (weights, workspace_bytes) = contents(request, &partition, at, page_bytes, &memory)?;
             ranks.push(RankPlan {
                 device: device.clone(),
@@ -311,16 +346,29 @@ impl Plan {
 
 fn check(request: &PlanRequest) -> Result<(), PlanError> {
     let limits = &request.limits;
+    // The same as a topology's.
     let bounds = [
-        ("block_size", limits.block_size, 1 << 16),
-        ("max_model_len", limits.max_model_len, 1 << 32),
-        ("max_num_seqs", limits.max_num_seqs, 1 << 24),
-        ("max_num_batched_tokens", limits.max_num_batched_tokens, 1 << 24),
+        ("block_size", limits.block_size, BLOCK_SIZE_MAX),
+        ("max_model_len", limits.max_model_len, 1 << 27),
+        ("max_num_seqs", limits.max_num_seqs, 1 << 16),
+        ("max_num_batched_tokens", limits.max_num_batched_tokens, 1 << 20),
+        ("data_parallel_size", request.replicas, 1024),
     ];
     for (name, value, most) in bounds {
         if !(1..=most).contains(&value) {
             return Err(PlanError::Limit { name, value, most });
         }
+    }
+    if !limits.block_size.is_multiple_of(16) {
+        return Err(PlanError::BlockSize { size: limits.block_size });
+    }
+    let (asked, trained) = (limits.max_model_len, request.model.context_max);
+    if asked > trained {
+        return Err(PlanError::Positions { model: request.model.called().to_owned(), asked, trained });
+    }
+    let (tokens, sequences) = (limits.max_num_batched_tokens, limits.max_num_seqs);
+    if tokens < sequences {
+        return Err(PlanError::Steps { tokens, sequences });
     }
     match request.format.suits(&request.model) {
         true => Ok(()),
@@ -336,11 +384,11 @@ struct Memory {
 }
 
 impl Memory {
-    fn of(device: &RankDevice, ranks: usize, utilization: Option<f64>) -> Memory {
-        let part = |bytes: u64| utilization.map_or(bytes, |part| (bytes as f64 * part) as u64);
+    fn of(device: &RankDevice, request: &PlanRequest) -> Memory {
+        let part = |bytes: u64| request.utilization.map_or(bytes, |part| (bytes as f64 * part) as u64);
         match device {
             RankDevice::Card(card) => {
-                let reserves = Reserves::assumed(ranks);
+                let reserves = Reserves::assumed(request.devices.len());
                 let free = card.memory_bytes.saturating_sub(reserves.total_bytes());
                 let usable = part(card.memory_bytes).min(free);
                 Memory { bytes: Some(card.memory_bytes), reserves, usable_bytes: Some(usable) }
@@ -351,8 +399,8 @@ impl Memory {
                 // Others may have taken some of it.
                 usable_bytes: Some(part(card.memory_bytes).min(*free_bytes)),
             },
-            RankDevice::Host { memory_bytes } => {
-                Memory { bytes: *memory_bytes, reserves: Reserves::default(), usable_bytes: None }
+            RankDevice::Host => {
+                Memory { bytes: request.host_memory_bytes, reserves: Reserves::default(), usable_bytes: None }
             }
         }
     }

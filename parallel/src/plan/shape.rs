@@ -97,6 +97,11 @@ pub struct Experts {
 }
 
 impl ModelShape {
+    /// Its name, or what stands for it where it has none.
+    pub fn called(&self) -> &str {
+        if self.name.is_empty() { "the model" } else { &self.name }
+    }
+
     /// Decoder layers.
     pub fn layers(&self) -> usize {
         self.windows.len()
@@ -133,7 +138,8 @@ impl ModelShape {
 }
 
 impl From<&ModelConfig> for ModelShape {
-    /// The shape of a model that this version runs, without a name.
+    /// The shape of a model that this version runs, without a name, and stored as most are: how a checkpoint holds it,
+    /// [`Checkpoint::stored_format`](crate::checkpoint::Checkpoint::stored_format) tells.
     fn from(config: &ModelConfig) -> ModelShape {
         ModelShape {
             name: String::new(),

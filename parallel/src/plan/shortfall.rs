@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Plan, RankDevice};
+use super::Plan;
 
 /// Why a model cannot be served as asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,12 +57,16 @@ pub enum Shortfall {
         /// Bytes that were asked for there.
         asked_bytes: u64,
     },
-    /// The host has not as much memory as all ranks together take.
+    /// The host has not as much memory as all ranks of all replicas together take.
     Host {
         /// Bytes of weights and activations.
         model_bytes: u64,
         /// Bytes of keys and values.
         kv_bytes: u64,
+        /// Bytes for what loses its place among them.
+        offloading_bytes: u64,
+        /// Replicas that share it.
+        replicas: usize,
         /// Bytes of its memory.
         memory_bytes: u64,
     },
@@ -120,17 +124,33 @@ impl Plan {
     }
 
     fn host_too_small(&self) -> Option<Shortfall> {
-        let memory = |device: &RankDevice| match device {
-            RankDevice::Host { memory_bytes } => *memory_bytes,
-            _ => None,
-        };
-        let memory_bytes = self.ranks.iter().find_map(|rank| memory(&rank.device))?;
+        let (memory_bytes, replicas) = (self.request.host_memory_bytes?, self.request.replicas);
+        let of_all = |bytes: u64| bytes.saturating_mul(replicas as u64);
+        let (model_bytes, kv_bytes) = self.on_host();
+        let (model_bytes, kv_bytes) = (of_all(model_bytes), of_all(kv_bytes));
+        let offloading_bytes = of_all(self.request.offloading_bytes.unwrap_or(0));
+        let all = model_bytes.saturating_add(kv_bytes).saturating_add(offloading_bytes);
+        (all > memory_bytes).then_some(Shortfall::Host {
+            model_bytes,
+            kv_bytes,
+            offloading_bytes,
+            replicas,
+            memory_bytes,
+        })
+    }
+
+    /// Bytes of a replica in the host's memory: those of its model, and those of its keys and values.
+    fn on_host(&self) -> (u64, u64) {
         let on_host = || self.ranks.iter().filter(|rank| rank.usable_bytes.is_none());
-        let model_bytes: u64 = on_host().map(super::RankPlan::model_bytes).sum();
         let page_bytes: u64 = on_host().map(|rank| rank.page_bytes).sum();
-        let kv_bytes = page_bytes.saturating_mul(self.pool_pages() as u64);
-        let all = model_bytes.saturating_add(kv_bytes);
-        (all > memory_bytes).then_some(Shortfall::Host { model_bytes, kv_bytes, memory_bytes })
+        let model_bytes = on_host().map(super::RankPlan::model_bytes).sum();
+        (model_bytes, page_bytes.saturating_mul(self.pool_pages() as u64))
+    }
+
+    /// The same together.
+    pub(super) fn host_bytes(&self) -> u64 {
+        let (model_bytes, kv_bytes) = self.on_host();
+        model_bytes.saturating_add(kv_bytes)
     }
 }
 
@@ -175,15 +195,22 @@ impl fmt::Display for Shortfall {
                 amount(*room_bytes),
                 amount(*asked_bytes)
             ),
-            Shortfall::Host { model_bytes, kv_bytes, memory_bytes } => write!(
-                f,
-                "the host lacks {}: all ranks' weights and workspace take {}, their keys and values {}, and its memory \
-                 has {}",
-                amount(model_bytes.saturating_add(*kv_bytes).saturating_sub(*memory_bytes)),
-                amount(*model_bytes),
-                amount(*kv_bytes),
-                amount(*memory_bytes)
-            ),
+            Shortfall::Host { model_bytes, kv_bytes, offloading_bytes, replicas, memory_bytes } => {
+                let all = model_bytes.saturating_add(*kv_bytes).saturating_add(*offloading_bytes);
+                write!(f, "the host lacks {}: ", amount(all.saturating_sub(*memory_bytes)))?;
+                let over = if *replicas > 1 { format!(" over {replicas} replicas") } else { String::new() };
+                if *model_bytes > 0 {
+                    let (model, kv) = (amount(*model_bytes), amount(*kv_bytes));
+                    write!(
+                        f,
+                        "all ranks' weights and workspace take {model}{over}, their keys and values {kv}, "
+                    )?;
+                }
+                if *offloading_bytes > 0 {
+                    write!(f, "kv_offloading_bytes asks for {}{over}, ", amount(*offloading_bytes))?;
+                }
+                write!(f, "and its memory has {}", amount(*memory_bytes))
+            }
         }
     }
 }

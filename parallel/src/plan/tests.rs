@@ -13,6 +13,7 @@ fn request(model: &str, gpus: &str, format: Option<WeightFormat>) -> PlanRequest
     let format = format.unwrap_or(model.stored);
     PlanRequest {
         devices: gpus::parse(gpus).expect("known cards").into_iter().map(RankDevice::Card).collect(),
+        replicas: 1,
         shares: None,
         format,
         kv_format: format.kv(),
@@ -25,6 +26,8 @@ fn request(model: &str, gpus: &str, format: Option<WeightFormat>) -> PlanRequest
         },
         utilization: None,
         kv_bytes: None,
+        offloading_bytes: None,
+        host_memory_bytes: None,
         formats: WeightFormat::ALL.to_vec(),
         model,
     }
@@ -178,7 +181,7 @@ fn what_is_short_is_told_with_the_smallest_change_and_that_change_does_it() {
     assert!(text.contains("the smallest change: max_model_len = 73776"), "{text}");
     let context = |tokens| planned(&request, |request| request.limits.max_model_len = tokens).fits();
     assert!(context(73_776) && !context(73_776 + 16));
-    let wanted = Change::Ranks { ranks: 3, device: "H100-80GB".to_owned() };
+    let wanted = Change::Ranks { ranks: 3, device: "H100-80GB".to_owned(), replicas: 1 };
     assert!(short.changes().contains(&wanted), "{text}");
     assert!(planned(&request, |r| r.devices.push(r.devices[0].clone())).fits());
 }
@@ -240,7 +243,8 @@ fn the_hosts_memory_is_shared_by_all_ranks() {
     let request = request("Llama-3.1-8B", "L40S", None);
     let on_host = |memory: u64, tokens| {
         planned(&request, |request| {
-            request.devices = vec![RankDevice::Host { memory_bytes: Some(memory) }; 2];
+            request.devices = vec![RankDevice::Host; 2];
+            request.host_memory_bytes = Some(memory);
             request.limits.max_model_len = tokens;
         })
     };
@@ -254,6 +258,67 @@ fn the_hosts_memory_is_shared_by_all_ranks() {
 }
 
 #[test]
+fn smaller_steps_are_proposed_only_where_they_carry_all_sequences() {
+    let request = request("Llama-3.1-8B", "1x24GB@1TBps", None);
+    // A workspace that is too large by a little more than half of it.
+    let large = planned(&request, |r| {
+        (r.limits.max_num_batched_tokens, r.limits.max_model_len) = (1 << 16, 1024);
+    });
+    let proposed = |plan: &Plan| {
+        plan.changes().iter().find_map(|change| match change {
+            Change::BatchedTokens(tokens) => Some(*tokens),
+            _ => None,
+        })
+    };
+    assert!(!large.fits());
+    let tokens = proposed(&large).expect("smaller steps fit");
+    assert!(tokens >= 256 && tokens < 1 << 16);
+    let crowded = planned(&large.request, |r| r.limits.max_num_seqs = tokens + 1);
+    assert_eq!(proposed(&crowded), None, "{:?}", crowded.changes());
+}
+
+#[test]
+fn all_replicas_and_what_they_evict_share_the_hosts_memory() {
+    let of_one = request("Llama-3.1-8B", "L40S", None);
+    let on_host = |replicas, offloading_bytes| {
+        planned(&of_one, |request| {
+            request.devices = vec![RankDevice::Host];
+            request.limits.max_model_len = 4096;
+            (request.replicas, request.offloading_bytes) = (replicas, offloading_bytes);
+            request.host_memory_bytes = Some(40_000_000_000);
+        })
+    };
+    assert!(on_host(1, None).fits() && on_host(2, None).fits());
+    assert!(on_host(1, Some(8_000_000_000)).fits());
+    let short = on_host(2, Some(8_000_000_000));
+    let Some(Shortfall::Host { offloading_bytes: 16_000_000_000, replicas: 2, .. }) = short.shortfall()
+    else {
+        panic!("{:?}", short.shortfall())
+    };
+    let verdict = short.verdict();
+    assert!(verdict.contains("kv_offloading_bytes asks for 16.0 GB over 2 replicas"), "{verdict}");
+    let Some(Change::OffloadingBytes(bytes)) = short.changes().first().cloned() else { panic!("{verdict}") };
+    assert!(on_host(2, Some(bytes)).fits() && !on_host(2, Some(bytes + (2 << 20))).fits(), "{verdict}");
+    // Cards keep what they hold; the host's part is what they evict.
+    let on_card = planned(&of_one, |request| {
+        (request.offloading_bytes, request.host_memory_bytes) = (Some(3 << 30), Some(2 << 30));
+    });
+    let verdict = on_card.verdict();
+    assert!(
+        verdict.contains("the host lacks 1.1 GB: kv_offloading_bytes asks for 3.2 GB, and its"),
+        "{verdict}"
+    );
+}
+
+#[test]
+fn more_cards_are_proposed_for_each_replica() {
+    let request = request("Llama-3.3-70B", "2xH100-80GB", None);
+    let verdict = planned(&request, |request| request.replicas = 2).verdict();
+    assert!(verdict.contains("does not fit on 2 x H100-80GB for each of 2 replicas: rank 0"), "{verdict}");
+    assert!(verdict.contains("or 3 x H100-80GB for each of 2 replicas;"), "{verdict}");
+}
+
+#[test]
 fn what_makes_no_sense_is_refused() {
     let request = request("Llama-3.1-8B", "L40S", None);
     let refused = |change: fn(&mut PlanRequest)| {
@@ -264,6 +329,11 @@ fn what_makes_no_sense_is_refused() {
     assert!(refused(|r| r.format = WeightFormat::Mxfp4).contains("experts"));
     assert!(refused(|r| r.limits.block_size = 0).contains("block_size is 0"));
     assert!(refused(|r| r.limits.max_model_len = usize::MAX).contains("max_model_len"));
+    assert!(refused(|r| r.limits.max_model_len = 131_073).contains("131072 positions that Llama-3.1-8B"));
+    assert!(refused(|r| r.limits.block_size = 24).contains("multiple of 16 up to 256"));
+    assert!(refused(|r| r.limits.block_size = 512).contains("block_size is 512"));
+    assert!(refused(|r| r.limits.max_num_batched_tokens = 255).contains("max_num_seqs = 256"));
+    assert!(refused(|r| r.replicas = 0).contains("data_parallel_size is 0"));
     assert!(refused(|r| r.devices.clear()).contains("tensor_parallel_size is 0"));
     assert!(refused(|r| r.devices = vec![r.devices[0].clone(); 33]).contains("at most 32 ranks"));
     assert!(refused(|r| r.shares = Some(vec![1.0, 2.0])).contains("weights"));
@@ -318,7 +388,7 @@ proptest! {
             ..models::find("Qwen3-8B").unwrap()
         };
         let mut request = request("Qwen3-8B", &format!("{ranks}x{gigabytes}GB@1TBps"), None);
-        request.model = shape;
+        request.model = ModelShape { context_max: length, ..shape };
         request.limits.max_model_len = length;
         let Ok(plan) = Plan::new(&request) else {
             prop_assert!(ranks > heads * group);

@@ -1,6 +1,7 @@
 //! The `consort` command: a thin shell over [`crate::Engine`] and [`crate::server`].
 //!
-//! Answers go to standard output, everything else to standard error. Exit codes: 0 done, 1 failed, 2 called wrongly.
+//! Answers go to standard output, everything else to standard error. Exit codes: 0 done, 1 failed, 2 called wrongly; of
+//! `consort plan` 1 means that the model does not fit, and 2 everything else that goes wrong.
 
 mod args;
 mod client;
@@ -32,6 +33,10 @@ const USAGE: u8 = 2;
 pub fn main() -> ExitCode {
     // Wrong usage ends here, with code 2.
     let cli = Cli::parse();
+    let exit_code: fn(&anyhow::Error) -> u8 = match &cli.command {
+        Command::Plan(_) => plan::exit_code,
+        _ => exit_code,
+    };
     match start(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if report::is_broken_pipe(&error) => ExitCode::SUCCESS,
@@ -44,8 +49,7 @@ pub fn main() -> ExitCode {
 
 fn exit_code(error: &anyhow::Error) -> u8 {
     let request = error.downcast_ref::<RequestError>();
-    let is_usage = request.is_some_and(RequestError::is_about_the_request) || error.is::<plan::Usage>();
-    if is_usage { USAGE } else { FAILED }
+    if request.is_some_and(RequestError::is_about_the_request) { USAGE } else { FAILED }
 }
 
 fn start(cli: Cli) -> anyhow::Result<()> {

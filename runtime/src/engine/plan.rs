@@ -1,10 +1,13 @@
 //! What a topology comes to with one checkpoint, before any weight is read.
 
+#[cfg(test)]
+mod tests;
+
 use std::{collections::BTreeSet, path::Path, thread};
 
 use consort_kernels::{DType, device::Isa};
 use consort_parallel::{
-    checkpoint::{Checkpoint, Encoding},
+    checkpoint::Checkpoint,
     model::{LoadOptions, STEP_LIMIT},
     partition::{Partition, PartitionError},
     plan::{
@@ -113,10 +116,13 @@ impl Draft {
             (true, None) => {}
             // Without any number of ranks: more of them need no less memory than one.
             (false, _) => {
-                request.devices = vec![RankDevice::Host { memory_bytes: None }];
-                request.shares = None;
+                request.devices = vec![RankDevice::Host];
+                (request.shares, request.host_memory_bytes) = (None, None);
             }
         }
+        // Steps that carry too little are told of elsewhere, and what is wrong besides can be told nevertheless.
+        let limits = &mut request.limits;
+        limits.max_num_batched_tokens = limits.max_num_batched_tokens.max(limits.max_num_seqs);
         let plan = planner::Plan::new(&request);
         let shortfall = plan.as_ref().ok().and_then(|plan| {
             let shortfall = plan.shortfall()?;
@@ -166,19 +172,19 @@ impl Draft {
 
 /// What the planner is asked, on devices that nobody has looked at.
 fn request(topology: &Topology, checkpoint: &Checkpoint, dtype: DType, max_model_len: usize) -> PlanRequest {
-    let on_cpus = topology.devices().iter().all(topology::DeviceSpec::is_cpu);
-    // All replicas live in it.
-    let replicas = topology.data_parallel_size() as u64;
-    let memory_bytes =
-        if on_cpus { host::memory_bytes(Path::new("/")).map(|bytes| bytes / replicas.max(1)) } else { None };
     let format = match dtype {
         DType::F32 => WeightFormat::Float32,
         DType::BF16 => WeightFormat::BFloat16,
     };
     let name = topology.served_model_name().to_owned();
     PlanRequest {
-        model: ModelShape { name, ..ModelShape::from(checkpoint.config()) },
-        devices: vec![RankDevice::Host { memory_bytes }; topology.tensor_parallel_size()],
+        model: ModelShape {
+            name,
+            stored: checkpoint.stored_format(),
+            ..ModelShape::from(checkpoint.config())
+        },
+        devices: vec![RankDevice::Host; topology.tensor_parallel_size()],
+        replicas: topology.data_parallel_size(),
         shares: shares(topology),
         format,
         kv_format: format.kv(),
@@ -191,12 +197,14 @@ fn request(topology: &Topology, checkpoint: &Checkpoint, dtype: DType, max_model
         },
         utilization: Some(topology.gpu_memory_utilization()),
         kv_bytes: topology.kv_cache_memory_bytes(),
+        offloading_bytes: topology.kv_offloading_bytes().filter(|_| topology.enable_prefix_caching()),
+        host_memory_bytes: host::memory_bytes(Path::new("/")),
         formats: vec![WeightFormat::BFloat16],
     }
 }
 
 /// What a topology asks of the planner, and the bytes of its checkpoint's tensors. With `look`, for the cards of this
-/// machine where it names any; else for devices that somebody is about to replace.
+/// machine where it names any; else for devices of some other machine, which somebody is about to put in their place.
 pub(crate) fn plan_request(topology: &Topology, look: bool) -> Result<(PlanRequest, u64), EngineError> {
     let checkpoint = open(topology)?;
     let mut violations = Vec::new();
@@ -208,7 +216,9 @@ pub(crate) fn plan_request(topology: &Topology, look: bool) -> Result<(PlanReque
     }
     let mut request = request(topology, &checkpoint, dtype, max_model_len);
     let ranks = topology.tensor_parallel_size();
-    if look && let Some(cards) = Cards::look(topology.devices(), ranks).map_err(DeviceError)? {
+    if !look {
+        request.host_memory_bytes = None;
+    } else if let Some(cards) = Cards::look(topology.devices(), ranks).map_err(DeviceError)? {
         request.devices = cards.devices(ranks);
     }
     request.formats = WeightFormat::ALL.to_vec();
@@ -318,9 +328,7 @@ fn dtype(topology: &Topology, checkpoint: &Checkpoint, violations: &mut Vec<Viol
             }
             DType::F32
         }
-        topology::DType::Auto => match checkpoint.tensor("model.embed_tokens.weight") {
-            Ok(embedding) if on_cpus && embedding.encoding == Encoding::F32 => DType::F32,
-            _ => DType::BF16,
-        },
+        topology::DType::Auto if on_cpus && checkpoint.stored_format() == WeightFormat::Float32 => DType::F32,
+        topology::DType::Auto => DType::BF16,
     }
 }

@@ -26,8 +26,19 @@ const BETA_SLOW: &str = "llama.rope.scaling.yarn_beta_slow";
 
 /// Refuses files that hold something else than a whole model of the family.
 pub(super) fn check_kind(path: &Path, gguf: &Gguf) -> Result<(), CheckpointError> {
-    let keys = Keys { path, gguf };
     // Before anything else: all parts but the first lack what makes a model, the architecture included.
+    check_whole(path, gguf)?;
+    let keys = Keys { path, gguf };
+    match gguf.string("general.architecture") {
+        Some(ARCHITECTURE) => Ok(()),
+        Some(other) => Err(keys.unsupported(format!("the architecture `{other}`"), ARCHITECTURE)),
+        None => Err(keys.bad("general.architecture", "is missing or not a string")),
+    }
+}
+
+/// Refuses a part of a model.
+pub(super) fn check_whole(path: &Path, gguf: &Gguf) -> Result<(), CheckpointError> {
+    let keys = Keys { path, gguf };
     if let Some(count) = keys.size("split.count")?.filter(|count| *count > 1) {
         // Counted from 0 in the file, from 1 in the names of the parts.
         let number = keys.size("split.no")?.map(|number| number.saturating_add(1).to_string());
@@ -37,11 +48,7 @@ pub(super) fn check_kind(path: &Path, gguf: &Gguf) -> Result<(), CheckpointError
             keys.unsupported(needed, "one whole file; merge the parts with `llama-gguf-split --merge`")
         );
     }
-    match gguf.string("general.architecture") {
-        Some(ARCHITECTURE) => Ok(()),
-        Some(other) => Err(keys.unsupported(format!("the architecture `{other}`"), ARCHITECTURE)),
-        None => Err(keys.bad("general.architecture", "is missing or not a string")),
-    }
+    Ok(())
 }
 
 /// Builds the configuration of a file that [`check_kind`] has let pass. `factors` are what `rope_freqs.weight` holds.

@@ -8,6 +8,7 @@ mod config;
 mod layout;
 mod names;
 mod parse;
+mod shape;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -18,6 +19,7 @@ use super::{Checkpoint, CheckpointError, Encoding, MappedFile, StoredTensor};
 
 pub(super) use names::stored_name;
 use parse::{Header, TensorEntry, Value};
+pub(super) use shape::read_shape;
 
 /// Metadata of a GGUF file. A getter answers nothing both for a key that is absent and for one of another type.
 #[derive(Clone, Debug, Default, PartialEq)]

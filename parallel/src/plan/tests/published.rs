@@ -104,7 +104,7 @@ fn gpt_oss_120b_in_bf16_needs_three_80_gb_cards_and_one_in_mxfp4() {
     assert!(three.fits(), "{}", three.verdict());
     close(three.weight_bytes() as f64 / 1e9, 234.0, 0.5);
     assert!(plan("gpt-oss-120b", "H100-80GB", WeightFormat::Mxfp4).fits());
-    let wanted = Change::Ranks { ranks: 3, device: "H100-80GB".to_owned() };
+    let wanted = Change::Ranks { ranks: 3, device: "H100-80GB".to_owned(), replicas: 1 };
     assert!(bf16("1xH100-80GB").changes().contains(&wanted));
 }
 

@@ -18,7 +18,7 @@ Nothing is loaded and no GPU is needed. docs/plan.md says what the numbers mean 
 Exit codes:
   0  the model fits
   1  it does not; the smallest change that makes it fit is told
-  2  called wrongly: an unknown model, unknown GPUs, values that flags do not take";
+  2  there is no answer: called wrongly, a model or topology that cannot be read or breaks rules, any other error";
 
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
@@ -26,8 +26,9 @@ pub(in crate::cli) struct PlanArgs {
     /// A model's name such as gpt-oss-120b, a model folder, a GGUF file, or a topology (*.toml).
     #[arg(value_name = "MODEL")]
     pub(super) source: String,
-    /// Cards, one rank on each: 3xH100-80GB, H200, 2x48GB@864GBps, several with commas between. This machine's, or its
-    /// processor, where a folder, file or topology is planned without.
+    /// Cards, one rank on each: 3xH100-80GB, H200, 2x48GB@864GBps, several with commas between; where a topology has
+    /// replicas, those of replica 0 first. This machine's, or its processor, where a folder, file or topology is
+    /// planned without.
     #[arg(long, value_name = "LIST", value_parser = cards)]
     pub(super) gpus: Option<Cards>,
     /// How weights are held: auto for the checkpoint's own format, bfloat16, float32, fp8 or mxfp4.
@@ -51,7 +52,7 @@ pub(in crate::cli) struct PlanArgs {
     /// Part of a card's memory that may be used; all but the stated reserves unless said.
     #[arg(long, value_name = "PART", value_parser = part)]
     pub(super) gpu_memory_utilization: Option<f64>,
-    /// Memory for keys and values over all ranks: bytes, or an amount such as 40GiB.
+    /// Memory for keys and values over all ranks of a replica: bytes, or an amount such as 40GiB.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub(super) kv_cache_memory_bytes: Option<u64>,
     /// Tokens that each sequence has when the time of a step is estimated.

@@ -21,21 +21,23 @@ use anyhow::Context;
 use consort_parallel::plan::Plan;
 
 pub(super) use self::args::PlanArgs;
-use self::{
-    report::Report,
-    request::{Asked, ask},
-    text::Style,
-};
+use self::{report::Report, request::ask, text::Style};
+use super::{FAILED, USAGE};
 
 /// The command was called wrongly.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct Usage(String);
+struct Usage(String);
 
 /// The model cannot be served so; the plan says why.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct DoesNotFit(String);
+
+/// Scripts ask whether a model fits, so that is the only thing that 1 says.
+pub(super) fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.is::<DoesNotFit>() { FAILED } else { USAGE }
+}
 
 /// What the command prints, and what its exit code is made of.
 struct Answer {
@@ -60,8 +62,7 @@ pub(super) async fn plan(args: PlanArgs) -> anyhow::Result<()> {
 fn answer(args: &PlanArgs, style: Style) -> anyhow::Result<Answer> {
     let asked = ask(args)?;
     let plan = Plan::new(&asked.request).map_err(|error| Usage(report::with_cause(&error)))?;
-    let Asked { stored_bytes, step_context, .. } = asked;
-    let report = Report::new(&plan, stored_bytes, step_context);
+    let report = Report::new(&plan, asked.stored_bytes, asked.step_context);
     let problem = (!report.fits).then(|| report.verdict.clone());
     let text = if args.emit_toml {
         toml::topology(&plan, &asked)?

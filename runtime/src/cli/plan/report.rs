@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, error::Error};
 
 use consort_parallel::plan::{
-    KvFormat, Plan, Policy, RankDevice, RankPlan, StepEstimate, WeightFormat, reserves::Reserves,
-    shape::Attention,
+    KvFormat, Plan, PlanRequest, Policy, RankDevice, RankPlan, StepEstimate, WeightFormat,
+    reserves::Reserves, shape::Attention,
 };
 use serde::Serialize;
 
@@ -27,7 +27,9 @@ pub(super) struct Report {
     pub(super) weight_bytes: u64,
     pub(super) ranks: Vec<Rank>,
     pub(super) cache: Cache,
+    /// Of each replica.
     pub(super) users: Vec<Users>,
+    pub(super) users_of_all_replicas: Vec<Users>,
     /// Empty where a device's rates are unknown.
     pub(super) steps: Vec<Step>,
     pub(super) notes: Vec<String>,
@@ -56,12 +58,14 @@ pub(super) struct Settings {
     pub(super) dtype: &'static str,
     pub(super) kv_cache_dtype: &'static str,
     pub(super) tensor_parallel_size: usize,
+    pub(super) data_parallel_size: usize,
     pub(super) block_size: usize,
     pub(super) max_model_len: usize,
     pub(super) max_num_seqs: usize,
     pub(super) max_num_batched_tokens: usize,
     pub(super) gpu_memory_utilization: Option<f64>,
     pub(super) kv_cache_memory_bytes: Option<u64>,
+    pub(super) kv_offloading_bytes: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -95,6 +99,8 @@ pub(super) struct NamedReserves {
 #[derive(Debug, Serialize)]
 pub(super) struct Cache {
     pub(super) pages: u64,
+    /// Those that the engine takes: no more than all sequences could use, unless somebody asked for them.
+    pub(super) pool_pages: usize,
     pub(super) pages_needed: u64,
     /// Over all ranks.
     pub(super) page_bytes: u64,
@@ -149,12 +155,17 @@ impl Report {
             ranks: plan.ranks.iter().enumerate().map(|(at, rank)| Rank::new(at, rank, plan, pages)).collect(),
             cache: Cache {
                 pages,
+                pool_pages: plan.pool_pages(),
                 pages_needed: plan.pages_needed(),
                 page_bytes: plan.page_bytes(),
                 layers_per_page: plan.cache.groups.layers_per_page(),
                 windows: plan.cache.groups.windows().collect(),
             },
-            users: CONTEXTS.iter().map(|&context| Users::new(context, plan)).collect(),
+            users: CONTEXTS.iter().map(|&context| Users::new(context, plan, 1)).collect(),
+            users_of_all_replicas: CONTEXTS
+                .iter()
+                .map(|&context| Users::new(context, plan, plan.request.replicas))
+                .collect(),
             steps: BATCHES
                 .iter()
                 .filter_map(|&batch| Some(Step::new(plan.step(batch, step_context)?, plan)))
@@ -195,12 +206,14 @@ impl Settings {
             dtype: request.format.name(),
             kv_cache_dtype: request.kv_format.name(),
             tensor_parallel_size: request.devices.len(),
+            data_parallel_size: request.replicas,
             block_size: limits.block_size,
             max_model_len: limits.max_model_len,
             max_num_seqs: limits.max_num_seqs,
             max_num_batched_tokens: limits.max_num_batched_tokens,
             gpu_memory_utilization: request.utilization,
             kv_cache_memory_bytes: request.kv_bytes,
+            kv_offloading_bytes: request.offloading_bytes,
         }
     }
 }
@@ -239,14 +252,17 @@ impl Rank {
 }
 
 impl Users {
-    fn new(context: usize, plan: &Plan) -> Users {
+    fn new(context: usize, plan: &Plan, replicas: usize) -> Users {
+        let users = |policy, format| {
+            plan.users(context, policy, format).map(|users| users.saturating_mul(replicas as u64))
+        };
         let format = plan.request.kv_format;
         Users {
             context,
-            reserved: plan.users(context, Policy::Reserved, format),
-            paged: plan.users(context, Policy::Paged, format),
-            windows_freed: plan.users(context, Policy::WindowsFreed, format),
-            windows_freed_fp8: plan.users(context, Policy::WindowsFreed, KvFormat::Fp8),
+            reserved: users(Policy::Reserved, format),
+            paged: users(Policy::Paged, format),
+            windows_freed: users(Policy::WindowsFreed, format),
+            windows_freed_fp8: users(Policy::WindowsFreed, KvFormat::Fp8),
         }
     }
 }
@@ -279,21 +295,8 @@ impl Step {
 fn notes(plan: &Plan) -> Vec<String> {
     let request = &plan.request;
     let mut notes = Vec::new();
-    if request.model.config.is_none() {
-        notes.push(format!(
-            "this version plans {} and does not run it: it runs Llama and Mistral models",
-            request.model.name
-        ));
-    }
-    if !is_served(request.format) {
-        notes.push(format!(
-            "this version holds weights in bfloat16 or float32: {} is planned only",
-            request.format
-        ));
-    }
-    if request.kv_format == KvFormat::Fp8 {
-        notes.push("this version holds keys and values in 16 or 32 bits: fp8 is planned only".to_owned());
-    }
+    notes.extend(not_run(request));
+    notes.extend(not_served(request));
     let cards: Vec<_> = plan.ranks.iter().filter_map(|rank| rank.device.gpu()).collect();
     if cards.len() < plan.ranks.len() {
         notes.push(
@@ -309,9 +312,36 @@ fn notes(plan: &Plan) -> Vec<String> {
     notes
 }
 
-/// Whether `consort serve` holds weights so.
-pub(super) fn is_served(format: WeightFormat) -> bool {
-    matches!(format, WeightFormat::BFloat16 | WeightFormat::Float32)
+/// What to say of a model that is only planned.
+pub(super) fn not_run(request: &PlanRequest) -> Option<String> {
+    let name = &request.model.name;
+    let text = || format!("this version plans {name} and does not run it: it runs Llama and Mistral models");
+    request.model.config.is_none().then(text)
+}
+
+/// Formats that are only planned: those that `consort serve` holds nothing in on such devices.
+pub(super) fn not_served(request: &PlanRequest) -> Vec<String> {
+    let PlanRequest { format, kv_format, devices, .. } = request;
+    let mut planned_only = Vec::new();
+    match format {
+        WeightFormat::BFloat16 => {}
+        WeightFormat::Float32 if devices.iter().all(|device| device.gpu().is_none()) => {}
+        WeightFormat::Float32 => planned_only
+            .push("this version computes in bfloat16 on GPUs: float32 is planned only there".to_owned()),
+        WeightFormat::Fp8 | WeightFormat::Mxfp4 => planned_only
+            .push(format!("this version holds weights in bfloat16 or float32: {format} is planned only")),
+    }
+    if *kv_format == KvFormat::Fp8 {
+        planned_only
+            .push("this version holds keys and values in 16 or 32 bits: fp8 is planned only".to_owned());
+    } else if *kv_format != format.kv() {
+        planned_only.push(format!(
+            "this version holds keys and values in {} beside weights in {format}: {} is planned only",
+            format.kv().name(),
+            kv_format.name()
+        ));
+    }
+    planned_only
 }
 
 /// An error and its causes in a line.

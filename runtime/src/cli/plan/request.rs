@@ -1,10 +1,10 @@
 //! From the command line to what the planner is asked.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use consort_parallel::{
-    checkpoint::{Checkpoint, read_shape},
-    plan::{KvFormat, Limits, ModelShape, PlanRequest, RankDevice, WeightFormat, models},
+    checkpoint::{Checkpoint, CheckpointError, read_shape},
+    plan::{GpuSpec, Limits, ModelShape, PlanRequest, RankDevice, WeightFormat, models},
 };
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
 use crate::{
     cli::args::is_topology,
     engine,
-    topology::{Environment, Overrides, Topology},
+    topology::{Environment, Overrides, Topology, TopologyError},
 };
 
 /// On a card, what keeps it busy while prompts come in.
@@ -27,26 +27,46 @@ pub(super) struct Asked {
     pub(super) request: PlanRequest,
     /// Bytes of the checkpoint's tensors, where there is one.
     pub(super) stored_bytes: Option<u64>,
-    /// Where the model is, for a topology.
-    pub(super) model_path: String,
-    /// The devices of the topology that is planned, if one is.
-    pub(super) devices: Option<Vec<String>>,
+    pub(super) source: Source,
     /// Tokens of each sequence in an estimated step.
     pub(super) step_context: usize,
+}
+
+/// Where the model came from.
+pub(super) enum Source {
+    /// Nothing that an engine opens: a name, or a shape. The path is where a topology would say that it is.
+    Shape { model_path: String },
+    /// What `consort serve` takes.
+    Served(Served),
+}
+
+/// A topology, or a model with a server's defaults; and what flags say in their place.
+pub(super) struct Served {
+    path: PathBuf,
+    is_topology: bool,
+    pub(super) overrides: Overrides,
+}
+
+impl Served {
+    /// Read anew, under these overrides.
+    pub(super) fn topology(&self, overrides: &Overrides) -> Result<Topology, TopologyError> {
+        let environment = Environment::of_process();
+        match self.is_topology {
+            true => Topology::load_with(&self.path, overrides, &environment),
+            false => Topology::from_model_with(&self.path, overrides, &environment),
+        }
+    }
 }
 
 pub(super) fn ask(args: &PlanArgs) -> anyhow::Result<Asked> {
     let path = Path::new(&args.source);
     let mut asked = match path {
-        _ if is_topology(path) => on_disk(args, path)?,
+        _ if is_topology(path) => served(args, path)?,
         _ if is_planned_only(path) => by_configuration(args, path)?,
-        _ if path.exists() => on_disk(args, path)?,
+        _ if path.exists() => served(args, path)?,
         _ => by_name(args)?,
     };
     let request = &mut asked.request;
-    if let Some(Cards(cards)) = &args.gpus {
-        request.devices = cards.iter().cloned().map(RankDevice::Card).collect();
-    }
     if let Some(dtype) = args.dtype {
         request.format = match dtype {
             Wanted::Auto => request.model.stored,
@@ -58,20 +78,8 @@ pub(super) fn ask(args: &PlanArgs) -> anyhow::Result<Asked> {
         Some(Wanted::This(format)) => request.kv_format = format,
         Some(Wanted::Auto) | None => {}
     }
-    apply_limits(args, request);
     asked.step_context = args.step_context.clamp(1, request.limits.max_model_len.max(1));
     Ok(asked)
-}
-
-fn apply_limits(args: &PlanArgs, request: &mut PlanRequest) {
-    let limits = &mut request.limits;
-    let set = |to: &mut usize, given: Option<usize>| *to = given.unwrap_or(*to);
-    set(&mut limits.max_model_len, args.max_model_len);
-    set(&mut limits.max_num_seqs, args.max_num_seqs);
-    set(&mut limits.max_num_batched_tokens, args.max_num_batched_tokens);
-    set(&mut limits.block_size, args.block_size);
-    request.utilization = args.gpu_memory_utilization.or(request.utilization);
-    request.kv_bytes = args.kv_cache_memory_bytes.or(request.kv_bytes);
 }
 
 /// A model of the table, in the format of its checkpoint.
@@ -81,15 +89,19 @@ fn by_name(args: &PlanArgs) -> anyhow::Result<Asked> {
     by_shape(args, model, None, model_path)
 }
 
-/// Whether a folder has a model that only a planner knows, or nothing but its configuration.
+/// Whether there is a model that only a planner knows, or a folder with nothing but its configuration. Of a damaged
+/// file it is told what is wrong with it.
 fn is_planned_only(path: &Path) -> bool {
-    path.is_dir() && Checkpoint::open(path).is_err() && read_shape(path).is_ok()
+    let Err(error) = Checkpoint::open(path) else { return false };
+    let is_sound = matches!(error, CheckpointError::Unsupported { .. } | CheckpointError::Encoding { .. });
+    (path.is_dir() || is_sound) && read_shape(path).is_ok()
 }
 
 fn by_configuration(args: &PlanArgs, path: &Path) -> anyhow::Result<Asked> {
     let (shape, stored_bytes) = read_shape(path)?;
     let path = std::path::absolute(path)?;
-    let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
+    let name = name.map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     by_shape(args, ModelShape { name, ..shape }, stored_bytes, path.display().to_string())
 }
 
@@ -99,62 +111,112 @@ fn by_shape(
     stored_bytes: Option<u64>,
     model_path: String,
 ) -> anyhow::Result<Asked> {
-    if args.gpus.is_none() {
+    let Some(Cards(cards)) = &args.gpus else {
         let example = format!("consort plan {} --gpus 3xH100-80GB", args.source);
         return Err(Usage(format!("on which cards? Say it with --gpus, as in {example}")).into());
-    }
+    };
     let format = model.stored;
+    // Every sequence that runs has a token in a step: as in a topology, a bound that is given pulls the other along.
+    let max_num_seqs = match (args.max_num_seqs, args.max_num_batched_tokens) {
+        (Some(given), _) => given,
+        (None, tokens) => tokens.map_or(MAX_NUM_SEQS, |tokens| MAX_NUM_SEQS.min(tokens.max(1))),
+    };
     Ok(Asked {
         stored_bytes,
-        model_path,
-        devices: None,
+        source: Source::Shape { model_path },
         step_context: 0,
         request: PlanRequest {
-            devices: Vec::new(),
+            devices: cards.iter().cloned().map(RankDevice::Card).collect(),
+            replicas: 1,
             shares: None,
             format,
             kv_format: format.kv(),
             limits: Limits {
-                block_size: BLOCK_SIZE,
-                max_model_len: model.context_max,
-                max_num_seqs: MAX_NUM_SEQS,
-                max_num_batched_tokens: BATCHED_TOKENS_ON_CARDS,
+                block_size: args.block_size.unwrap_or(BLOCK_SIZE),
+                max_model_len: args.max_model_len.unwrap_or(model.context_max),
+                max_num_seqs,
+                max_num_batched_tokens: args
+                    .max_num_batched_tokens
+                    .unwrap_or_else(|| BATCHED_TOKENS_ON_CARDS.max(max_num_seqs)),
                 is_batch_invariant: false,
             },
-            utilization: None,
-            kv_bytes: None,
+            utilization: args.gpu_memory_utilization,
+            kv_bytes: args.kv_cache_memory_bytes,
+            offloading_bytes: None,
+            host_memory_bytes: None,
             formats: WeightFormat::ALL.to_vec(),
             model,
         },
     })
 }
 
-/// A topology, or a model with a server's defaults.
-fn on_disk(args: &PlanArgs, path: &Path) -> anyhow::Result<Asked> {
-    // The server's address and key have nothing to do with memory.
-    let overrides = Overrides { without_server: true, ..Overrides::default() };
-    let environment = Environment::of_process();
-    let is_topology = is_topology(path);
-    let topology = match is_topology {
-        true => Topology::load_with(path, &overrides, &environment)?,
-        false => Topology::from_model_with(path, &overrides, &environment)?,
-    };
-    let (mut request, stored_bytes) = engine::plan_request(&topology, args.gpus.is_none())?;
-    let on_cards = args.gpus.is_some();
-    if on_cards {
-        request.shares =
-            request.shares.filter(|shares| Some(shares.len()) == args.gpus.as_ref().map(|c| c.0.len()));
+/// A topology, or a model with a server's defaults: as `consort serve` would run it with these flags.
+fn served(args: &PlanArgs, path: &Path) -> anyhow::Result<Asked> {
+    let mut source =
+        Served { path: path.to_path_buf(), is_topology: is_topology(path), overrides: overrides(args) };
+    let mut topology = source.topology(&source.overrides)?;
+    // Written into a file elsewhere, a relative path would mean another place.
+    source.overrides.model = std::path::absolute(topology.model_path())?.to_str().map(str::to_owned);
+    let mut cards_of_ranks = None;
+    if let Some(Cards(cards)) = &args.gpus {
+        cards_of_ranks = Some(shared_out(cards, topology.data_parallel_size())?);
+        put_on_cards(&mut source, &topology, cards.len());
+        topology = source.topology(&source.overrides)?;
     }
-    if on_cards && !is_topology {
-        request.limits.max_num_batched_tokens = BATCHED_TOKENS_ON_CARDS;
-        request.limits.is_batch_invariant = false;
-        request.utilization = None;
-        if request.format == WeightFormat::Float32 {
-            (request.format, request.kv_format) = (WeightFormat::BFloat16, KvFormat::BFloat16);
+    let (mut request, stored_bytes) = engine::plan_request(&topology, cards_of_ranks.is_none())?;
+    if let Some(cards) = cards_of_ranks {
+        request.devices = cards.into_iter().map(RankDevice::Card).collect();
+        // Of cards that nobody has looked at, all but the reserves, unless somebody said how much.
+        if !source.is_topology && topology.origin("cache.gpu_memory_utilization").is_none() {
+            request.utilization = None;
         }
     }
-    let model_path = std::path::absolute(topology.model_path())?.display().to_string();
-    let devices =
-        (is_topology && !on_cards).then(|| topology.devices().iter().map(ToString::to_string).collect());
-    Ok(Asked { request, stored_bytes: Some(stored_bytes), model_path, devices, step_context: 0 })
+    let source = Source::Served(source);
+    Ok(Asked { request, stored_bytes: Some(stored_bytes), source, step_context: 0 })
+}
+
+/// What flags say in place of a topology.
+fn overrides(args: &PlanArgs) -> Overrides {
+    Overrides {
+        // Formats that only a planner knows come in its place later.
+        dtype: args.dtype.map(|_| WeightFormat::BFloat16.name().to_owned()),
+        max_model_len: args.max_model_len,
+        block_size: args.block_size,
+        kv_cache_memory_bytes: args.kv_cache_memory_bytes.map(|bytes| bytes.to_string()),
+        gpu_memory_utilization: args.gpu_memory_utilization,
+        max_num_seqs: args.max_num_seqs,
+        max_num_batched_tokens: args.max_num_batched_tokens,
+        // The server's address and key have nothing to do with memory.
+        without_server: true,
+        ..Overrides::default()
+    }
+}
+
+/// The card of each rank of a replica: of those that its replicas have, the one with the least memory.
+fn shared_out(cards: &[GpuSpec], replicas: usize) -> Result<Vec<GpuSpec>, Usage> {
+    if !cards.len().is_multiple_of(replicas) {
+        let (count, noun) = (cards.len(), if cards.len() == 1 { "card" } else { "cards" });
+        return Err(Usage(format!(
+            "{count} {noun} cannot be shared out over the topology's {replicas} replicas (data_parallel_size); give a \
+             multiple of {replicas} to --gpus, those of replica 0 first"
+        )));
+    }
+    let ranks = cards.len() / replicas;
+    let of_rank = |rank| cards.iter().skip(rank).step_by(ranks).min_by_key(|card| card.memory_bytes);
+    Ok((0..ranks).filter_map(of_rank).cloned().collect())
+}
+
+/// Names so many cards in place of a topology's devices, with what else is no longer as it was on them.
+fn put_on_cards(source: &mut Served, topology: &Topology, cards: usize) {
+    let overrides = &mut source.overrides;
+    overrides.devices = Some((0..cards).map(|at| format!("cuda:{at}")).collect::<Vec<_>>().join(","));
+    let ranks = cards / topology.data_parallel_size();
+    if topology.weights().is_some_and(|weights| weights.len() != ranks) {
+        // Shares of other ranks mean nothing for these.
+        overrides.weights = Some(vec!["1"; ranks].join(","));
+    }
+    // A default that is for processors does not hold for cards.
+    if !source.is_topology && topology.origin("scheduler.max_num_batched_tokens").is_none() {
+        overrides.max_num_batched_tokens = Some(BATCHED_TOKENS_ON_CARDS.max(topology.max_num_seqs()));
+    }
 }

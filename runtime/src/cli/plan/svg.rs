@@ -28,12 +28,16 @@ pub(super) fn svg(report: &Report) -> String {
     );
     let fits = if report.fits { "fits" } else { "does not fit" };
     let title = format!(
-        "{} in {}: {} of weights over {} {}, {fits}",
+        "{} in {}: {} of weights over {} {}{}, {fits}",
         report.model.name,
         report.settings.dtype,
         amount(report.weight_bytes),
         report.ranks.len(),
-        if report.ranks.len() == 1 { "rank" } else { "ranks" }
+        if report.ranks.len() == 1 { "rank" } else { "ranks" },
+        match report.settings.data_parallel_size {
+            1 => String::new(),
+            replicas => format!(" in each of {replicas} replicas"),
+        }
     );
     let _ = writeln!(
         out,

@@ -1,13 +1,14 @@
 use std::{fs, path::Path};
 
 use clap::Parser;
-use consort_parallel::plan::PlanRequest;
+use consort_parallel::plan::{Change, PlanRequest, WeightFormat};
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::*;
 use crate::{
     cli::args::{Cli, Command},
+    error::EngineError,
     testing,
     topology::{Environment, Overrides, Topology},
 };
@@ -29,7 +30,7 @@ fn json(words: &[&str]) -> Value {
 }
 
 fn code(error: &anyhow::Error) -> u8 {
-    crate::cli::exit_code(error)
+    exit_code(error)
 }
 
 fn checkpoint() -> TempDir {
@@ -166,6 +167,8 @@ fn an_emitted_topology_is_one_that_serve_takes() {
         assert_eq!(topology.max_model_len(), Some(limits.max_model_len));
         assert_eq!(topology.max_num_batched_tokens(), limits.max_num_batched_tokens);
         assert_eq!(topology.max_num_seqs(), limits.max_num_seqs);
+        let is_told = text.contains("plans gpt-oss-120b and does not run it");
+        assert_eq!(is_told, words[0] == "gpt-oss-120b", "{text}");
         // What it may use of a card is what was planned with, less a thousandth.
         let part = topology.gpu_memory_utilization();
         for rank in &plan.ranks {
@@ -177,6 +180,253 @@ fn an_emitted_topology_is_one_that_serve_takes() {
     }
 }
 
+/// What `consort serve` answers before it loads anything.
+fn served(text: &str) -> Result<String, EngineError> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("emitted.toml");
+    fs::write(&file, text).expect("written");
+    crate::Engine::from_toml(&file).environment(Environment::empty()).effective_config()
+}
+
+#[test]
+fn serve_takes_what_is_emitted_for_a_checkpoint() {
+    let folder = checkpoint();
+    let cases: [&[&str]; 13] = [
+        &[],
+        &["--dtype", "auto"],
+        &["--dtype", "float32"],
+        &["--dtype", "bfloat16", "--kv-cache-dtype", "bfloat16"],
+        &["--max-num-seqs", "600"],
+        &["--max-num-batched-tokens", "64"],
+        &["--block-size", "32", "--max-model-len", "1000"],
+        &["--kv-cache-memory-bytes", "64MiB"],
+        &["--gpus", "2xL40S"],
+        &["--gpus", "3xH100-80GB", "--max-num-seqs", "4096"],
+        &["--gpus", "L40S", "--max-num-batched-tokens", "100"],
+        &["--gpus", "L40S", "--gpu-memory-utilization", "0.5"],
+        &["--gpus", "L40S", "--dtype", "bfloat16"],
+    ];
+    for words in cases {
+        let words = [&[path(folder.path())], words].concat();
+        let text = answered(&[&words[..], &["--emit-toml"]].concat()).text;
+        let config = served(&text).unwrap_or_else(|error| panic!("{words:?}: {error}\n{text}"));
+        let settings = &json(&words)["settings"];
+        for key in [
+            "dtype",
+            "max_model_len",
+            "tensor_parallel_size",
+            "data_parallel_size",
+            "block_size",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+        ] {
+            let line = format!("{key} = {} ", settings[key]);
+            assert!(config.lines().any(|of_config| of_config.starts_with(&line)), "{line}\n{config}");
+        }
+    }
+}
+
+#[test]
+fn what_serve_would_refuse_is_not_emitted() {
+    let folder = checkpoint();
+    let model = path(folder.path());
+    let emitted = "--emit-toml";
+    let cases: [(&[&str], &str); 10] = [
+        (
+            &[model, "--gpus", "L40S", "--dtype", "float32", emitted],
+            "bfloat16 on GPUs: float32 is planned only",
+        ),
+        (&[model, "--gpus", "L40S", "--dtype", "auto", emitted], "bfloat16 on GPUs: float32 is planned only"),
+        (
+            &[model, "--kv-cache-dtype", "float32", emitted],
+            "in bfloat16 beside weights in bfloat16: float32 is",
+        ),
+        (
+            &[model, "--dtype", "float32", "--kv-cache-dtype", "bfloat16", emitted],
+            "float32 beside weights in",
+        ),
+        (
+            &[model, "--max-num-seqs", "64", "--max-num-batched-tokens", "32"],
+            "cannot carry max_num_seqs = 64",
+        ),
+        (&[model, "--max-model-len", "4097"], "4096 positions"),
+        (&[model, "--block-size", "24"], "multiple of 16"),
+        (
+            &["Llama-3.1-8B", "--gpus", "H100", "--max-num-seqs", "300", "--max-num-batched-tokens", "200"],
+            "cannot carry max_num_seqs = 300",
+        ),
+        (&["Llama-3.1-8B", "--gpus", "H100", "--max-model-len", "131073"], "131072 positions"),
+        (&["Llama-3.1-8B", "--gpus", "H100", "--block-size", "24"], "multiple of 16"),
+    ];
+    for (words, said) in cases {
+        let error = answer(&parse(words).expect("well spelt"), Style::Plain).err().expect("refused");
+        assert_eq!(code(&error), 2, "{words:?}: {error}");
+        assert!(error.to_string().contains(said), "{words:?}: {error}");
+    }
+    // It is planned all the same.
+    let planned = json(&[model, "--gpus", "L40S", "--dtype", "auto"]);
+    assert_eq!((&planned["fits"], &planned["settings"]["dtype"]), (&true.into(), &"float32".into()));
+    assert!(planned["notes"][0].as_str().is_some_and(|note| note.contains("on GPUs")), "{planned}");
+}
+
+/// A topology with two replicas, and with values of its own wherever there is room for any.
+fn replicated(model: &str, cache: &str) -> String {
+    format!(
+        "[model]\npath = \"{model}\"\nserved_model_name = \"mine\"\n\
+         [parallel]\ndata_parallel_size = 2\nthreads_per_rank = 3\nbatch_invariant = true\nweights = [2, 1]\n\
+         [[node]]\ndevices = [\"cpu\", \"cpu\", \"cpu\", \"cpu\"]\n[cache]\n{cache}\n\
+         [scheduler]\nmax_waiting_requests = 9\npriority_aging_ms = 7\n\
+         [server]\nlisten = \"0.0.0.0:1234\"\nmax_body_bytes = 5000\n"
+    )
+}
+
+#[test]
+fn an_emitted_topology_says_all_that_the_planned_one_says() {
+    let folder = checkpoint();
+    let file = folder.path().join("cluster.toml");
+    let cache = "kv_offloading_bytes = \"64MiB\"\nenable_prefix_caching = false\nsalt_per_api_key = false";
+    fs::write(&file, replicated(path(folder.path()), cache)).expect("written");
+    let taken = |text: &str| {
+        Topology::from_toml_str_with(text, &Overrides::default(), &Environment::empty())
+            .unwrap_or_else(|error| panic!("{error}\n{text}"))
+    };
+    let expected = |overrides: &Overrides| {
+        let overrides = Overrides { max_model_len: Some(512), ..overrides.clone() };
+        Topology::load_with(&file, &overrides, &Environment::empty()).expect("a topology")
+    };
+    let words = [path(&file), "--max-model-len", "512", "--emit-toml"];
+    let text = answered(&words).text;
+    assert_eq!(taken(&text), expected(&Overrides::default()), "{text}");
+    served(&text).expect(&text);
+    // On cards, which are shared out over the replicas; shares of other ranks mean nothing there.
+    for (gpus, devices, weights) in
+        [("4xL40S", "cuda:0,cuda:1,cuda:2,cuda:3", None), ("2xL40S", "cuda:0,cuda:1", Some("1"))]
+    {
+        let text = answered(&[&words[..], &["--gpus", gpus]].concat()).text;
+        let overrides = Overrides {
+            devices: Some(devices.to_owned()),
+            weights: weights.map(str::to_owned),
+            ..Overrides::default()
+        };
+        assert_eq!(taken(&text), expected(&overrides), "{text}");
+        served(&text).expect(&text);
+    }
+    let error = answer(&parse(&[path(&file), "--gpus", "5xL40S"]).expect("well spelt"), Style::Plain);
+    let error = error.err().expect("refused");
+    assert_eq!(code(&error), 2);
+    assert!(
+        error.to_string().contains("5 cards cannot be shared out over the topology's 2 replicas"),
+        "{error}"
+    );
+}
+
+#[test]
+fn replicas_are_told_of_with_the_users_of_one_and_of_all() {
+    let folder = checkpoint();
+    let file = folder.path().join("cluster.toml");
+    fs::write(&file, replicated(path(folder.path()), "kv_offloading_bytes = \"64MiB\"")).expect("written");
+    let words = [path(&file), "--gpus", "3xL40S,1x24GB"];
+    let planned = json(&words);
+    assert_eq!(
+        (&planned["settings"]["tensor_parallel_size"], &planned["settings"]["data_parallel_size"]),
+        (&2.into(), &2.into())
+    );
+    // Of the cards that two replicas have for a rank, the one with the least memory decides.
+    let cards: Vec<_> =
+        planned["ranks"].as_array().expect("ranks").iter().map(|rank| &rank["device"]).collect();
+    assert_eq!(cards[0], "L40S");
+    assert_eq!(planned["ranks"][1]["memory_bytes"], 24_000_000_000_u64);
+    let users = |list: &str| planned[list][0]["windows_freed"].as_u64().expect("a number");
+    assert!(users("users") > 0);
+    assert_eq!(users("users_of_all_replicas"), 2 * users("users"));
+    assert_eq!(planned["settings"]["kv_offloading_bytes"], 64 << 20);
+    let text = answered(&words).text;
+    for part in [
+        "2 replicas of 2 ranks each",
+        "users of a replica at once, with tokens each:",
+        "users of all 2 replicas at once:",
+        "67.1 MB of the host's memory for evicted pages, 134.2 MB for all replicas",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+}
+
+#[test]
+fn what_is_kept_of_evicted_pages_must_be_in_the_hosts_memory() {
+    let folder = checkpoint();
+    let file = folder.path().join("cluster.toml");
+    fs::write(&file, replicated(path(folder.path()), "kv_offloading_bytes = \"1000TiB\"")).expect("written");
+    let problem = answered(&[path(&file)]).problem.expect("no machine has so much");
+    assert!(problem.contains("kv_offloading_bytes asks for 2199.0 TB over 2 replicas"), "{problem}");
+    let config = crate::Engine::from_toml(&file).environment(Environment::empty()).effective_config();
+    assert!(matches!(config, Err(EngineError::DoesNotFit { .. })), "{config:?}");
+    // Without a cache of prefixes nothing is kept.
+    let cache = "kv_offloading_bytes = \"1000TiB\"\nenable_prefix_caching = false";
+    fs::write(&file, replicated(path(folder.path()), cache)).expect("written");
+    assert!(answered(&[path(&file)]).problem.is_none());
+}
+
+#[test]
+fn a_checkpoint_in_float32_is_not_said_to_be_in_bfloat16() {
+    let folder = checkpoint();
+    let args = parse(&[path(folder.path()), "--dtype", "float32"]).expect("well spelt");
+    let mut request = ask(&args).expect("asked").request;
+    let bytes = |request: &PlanRequest| -> u64 {
+        let plan = Plan::new(request).expect("a plan");
+        let model: u64 = plan.ranks.iter().map(|rank| rank.model_bytes()).sum();
+        model + plan.pool_pages() as u64 * plan.page_bytes()
+    };
+    let bf16 = WeightFormat::BFloat16;
+    let half = PlanRequest { format: bf16, kv_format: bf16.kv(), ..request.clone() };
+    request.host_memory_bytes = Some(bytes(&half));
+    let plan = Plan::new(&request).expect("a plan");
+    let change = Change::Format { format: bf16, is_stored: false };
+    assert!(plan.changes().contains(&change), "{}", plan.verdict());
+    assert!(!plan.verdict().contains("as the checkpoint holds it"), "{}", plan.verdict());
+}
+
+#[test]
+fn the_header_of_a_gguf_file_is_enough_for_models_that_are_only_planned() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("Qwen3-8B.gguf");
+    let string = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let sizes = [
+        ("embedding_length", 4096_u32),
+        ("block_count", 36),
+        ("feed_forward_length", 12_288),
+        ("attention.head_count", 32),
+        ("attention.head_count_kv", 8),
+        ("attention.key_length", 128),
+        ("attention.value_length", 128),
+        ("context_length", 40_960),
+    ];
+    let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+    bytes.extend([2_u64, 1 + sizes.len() as u64].map(u64::to_le_bytes).concat());
+    bytes.extend([string("general.architecture"), 8_u32.to_le_bytes().to_vec(), string("qwen3")].concat());
+    for (key, size) in sizes {
+        bytes.extend([string(&format!("qwen3.{key}")), [4, size].map(u32::to_le_bytes).concat()].concat());
+    }
+    // Embedding and head, 151,936 x 4096 each, in BF16; their data are a hole in the file.
+    let tensor_bytes = 151_936_u64 * 4096 * 2;
+    for (name, offset) in [("token_embd.weight", 0), ("output.weight", tensor_bytes)] {
+        bytes.extend([string(name), 2_u32.to_le_bytes().to_vec()].concat());
+        bytes.extend([4096_u64, 151_936].map(u64::to_le_bytes).concat());
+        bytes.extend([30_u32.to_le_bytes().to_vec(), offset.to_le_bytes().to_vec()].concat());
+    }
+    let data_start = bytes.len().next_multiple_of(32) as u64;
+    fs::write(&file, bytes).expect("written");
+    let words = [path(&file), "--gpus", "L40S"];
+    let error = answer(&parse(&words).expect("well spelt"), Style::Plain).err().expect("it has no data");
+    assert_eq!(code(&error), 2, "{error}");
+    let sparse = fs::OpenOptions::new().write(true).open(&file).expect("it is there");
+    sparse.set_len(data_start + 2 * tensor_bytes).expect("a sparse file");
+    let (here, named) = (json(&words), json(&["Qwen3-8B", "--gpus", "L40S"]));
+    for part in ["weight_bytes", "ranks", "cache", "users", "steps", "settings", "notes"] {
+        assert_eq!(here[part], named[part], "{part}");
+    }
+    assert_eq!(here["model"]["stored_bytes"], 2 * tensor_bytes);
+}
+
 #[test]
 fn a_folder_is_planned_from_its_headers_alone() {
     let folder = checkpoint();
@@ -185,6 +435,7 @@ fn a_folder_is_planned_from_its_headers_alone() {
     let bytes = on_cards["model"]["stored_bytes"].as_u64().expect("read from the headers");
     // Weights are stored in 32 bits, and held in 16.
     assert_eq!(bytes, 4 * on_cards["model"]["parameters"].as_u64().expect("counted"));
+    assert_eq!(on_cards["model"]["stored_as"], "float32");
     assert_eq!(on_cards["settings"]["dtype"], "bfloat16");
     // A default that is for processors does not hold for cards.
     assert_eq!(on_cards["settings"]["max_num_batched_tokens"], 2048);
@@ -239,12 +490,27 @@ fn a_topology_is_planned_as_the_engine_would_run_it() {
     assert_eq!(heads, [4, 2]);
     // The engine's own figure, from the same computation.
     let config = crate::Engine::from_toml(&file).environment(Environment::empty()).effective_config();
-    let blocks = format!("{} blocks, over all ranks", planned["cache"]["pages"]);
     let config = config.expect("it fits");
-    assert!(config.contains("kv_cache_memory_bytes = 1048576"), "{blocks}\n{config}");
+    assert!(config.contains("kv_cache_memory_bytes = 1048576"), "{config}");
+    assert_eq!(planned["cache"]["pages"], planned["cache"]["pool_pages"]);
+    // Where nobody says how much memory there is, the engine tells its blocks: no more than all sequences could use.
+    for max_num_seqs in [2, 65_536] {
+        let text = format!(
+            "[model]\npath = \"{}\"\nmax_model_len = 1024\n[scheduler]\nmax_num_seqs = {max_num_seqs}\n",
+            path(folder.path())
+        );
+        fs::write(&file, text).expect("written");
+        let cache = json(&[path(&file)])["cache"].clone();
+        let config = crate::Engine::from_toml(&file).environment(Environment::empty()).effective_config();
+        let config = config.expect("it fits");
+        let blocks = format!("# computed: {} blocks, over all ranks", cache["pool_pages"]);
+        assert!(config.contains(&blocks), "{blocks}\n{config}");
+        let expected = if max_num_seqs == 2 { Value::from(128) } else { cache["pages"].clone() };
+        assert_eq!(cache["pool_pages"], expected);
+    }
     fs::write(&file, "[model]\npath = \"nowhere\"\n").expect("written");
     let error = answer(&parse(&[path(&file)]).expect("well spelt"), Style::Plain).err().expect("refused");
-    assert_eq!(code(&error), 1, "{error}");
+    assert_eq!(code(&error), 2, "only what does not fit ends with 1: {error}");
 }
 
 #[test]

@@ -55,7 +55,14 @@ pub(super) fn text(report: &Report, style: Style) -> String {
     head(&mut out, report);
     ranks(&mut out, report, style);
     cache(&mut out, report);
-    users(&mut out, &report.users);
+    match report.settings.data_parallel_size {
+        1 => users(&mut out, "users at once, with tokens each:", &report.users),
+        replicas => {
+            users(&mut out, "users of a replica at once, with tokens each:", &report.users);
+            let of_all = format!("users of all {replicas} replicas at once:");
+            users(&mut out, &of_all, &report.users_of_all_replicas);
+        }
+    }
     steps(&mut out, &report.steps);
     let _ = match (&report.shortfall, report.changes.split_first()) {
         (None, _) => writeln!(out, "\nit fits"),
@@ -93,12 +100,18 @@ fn head(out: &mut String, report: &Report) {
     let stored = model.stored_bytes.map(|bytes| format!(" ({} on disk)", amount(bytes))).unwrap_or_default();
     let _ = writeln!(
         out,
-        "\nweights in {}, {} in all{stored}; keys and values in {}; contexts of up to {} tokens\n",
+        "\nweights in {}, {} in all{stored}; keys and values in {}; contexts of up to {} tokens",
         settings.dtype,
         amount(report.weight_bytes),
         settings.kv_cache_dtype,
         grouped(settings.max_model_len as u64)
     );
+    if settings.data_parallel_size > 1 {
+        let (replicas, ranks) = (settings.data_parallel_size, settings.tensor_parallel_size);
+        let ranks = if ranks == 1 { "1 rank".to_owned() } else { format!("{ranks} ranks") };
+        let _ = writeln!(out, "{replicas} replicas of {ranks} each; all that follows is of one of them");
+    }
+    out.push('\n');
 }
 
 fn ranks(out: &mut String, report: &Report, style: Style) {
@@ -189,9 +202,17 @@ fn cache(out: &mut String, report: &Report) {
         amount(cache.page_bytes),
         grouped(cache.pages_needed)
     );
+    if let Some(bytes) = report.settings.kv_offloading_bytes {
+        let replicas = report.settings.data_parallel_size as u64;
+        let in_all = match replicas {
+            1 => String::new(),
+            _ => format!(", {} for all replicas", amount(bytes.saturating_mul(replicas))),
+        };
+        let _ = writeln!(out, "{} of the host's memory for evicted pages{in_all}", amount(bytes));
+    }
 }
 
-fn users(out: &mut String, users: &[Users]) {
+fn users(out: &mut String, title: &str, users: &[Users]) {
     type Count = fn(&Users) -> Option<u64>;
     let rows: [(&str, Count); 4] = [
         ("longest reserved", |users| users.reserved),
@@ -200,8 +221,7 @@ fn users(out: &mut String, users: &[Users]) {
         ("windows freed, KV in fp8", |users| users.windows_freed_fp8),
     ];
     let contexts = users.iter().map(|users| grouped(users.context as u64));
-    let mut lines =
-        vec![["users at once, with tokens each:".to_owned()].into_iter().chain(contexts).collect::<Vec<_>>()];
+    let mut lines = vec![[title.to_owned()].into_iter().chain(contexts).collect::<Vec<_>>()];
     for (name, count) in rows {
         let counts = users.iter().map(|users| count(users).map_or_else(|| "-".to_owned(), grouped));
         lines.push([name.to_owned()].into_iter().chain(counts).collect());
