@@ -25,6 +25,9 @@ pub struct StepPlan {
     pub saves: Vec<(BlockId, HostBlock)>,
     /// Pages to copy from the host's pool. They are not touched before the transfer is reported.
     pub loads: Vec<(HostBlock, BlockId)>,
+    /// Whether the result may come only once all transfers ordered so far are done: somebody waits for their pages. So
+    /// it is in a step that runs nothing.
+    pub await_transfers: bool,
     /// Sequences to forget after the step: finished, cancelled or preempted.
     pub end: Vec<SequenceId>,
 }

@@ -64,11 +64,27 @@ pub(super) enum Bug {
     OverrunsLimit,
     /// A replay reports log-probabilities of the prompt again.
     ReportsTwice,
+    /// A prompt waits for pages on their way, whoever takes them.
+    IsPatientForEver,
+    /// What is ordered is taken for done, whatever shards have reported.
+    TakesTransfersForDone,
+    /// Whoever's pages are on their way from the host runs before they are there.
+    RunsBeforeLoaded,
+    /// The first of a prefix's pages to arrive names all of them.
+    NamesPagesOnTheirWay,
+    /// A page of the host can be had while a transfer reads it.
+    EvictsHostPagesThatAreRead,
+    /// A page can be had while it is being saved.
+    GivesAwaySavedPages,
+    /// Loads that nobody waits for any more keep their pages of the host.
+    LeaksHostPages,
+    /// The host's pages outlive the group that saved them.
+    KeepsHostOfLostGroup,
 }
 
 #[cfg(test)]
 impl Bug {
-    /// All of them.
+    /// Those that show in many scenarios: all but `IsPatientForEver`.
     pub(super) const ALL: &[Bug] = &[
         Bug::KeepsReference,
         Bug::ReleasesTwice,
@@ -100,6 +116,13 @@ impl Bug {
         Bug::TakesEarlierLives,
         Bug::OverrunsLimit,
         Bug::ReportsTwice,
+        Bug::TakesTransfersForDone,
+        Bug::RunsBeforeLoaded,
+        Bug::NamesPagesOnTheirWay,
+        Bug::EvictsHostPagesThatAreRead,
+        Bug::GivesAwaySavedPages,
+        Bug::LeaksHostPages,
+        Bug::KeepsHostOfLostGroup,
     ];
 }
 

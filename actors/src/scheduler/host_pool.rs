@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use consort_parallel::ids::HostBlock;
 
 use super::{
+    bugs::{Bug, planted},
     names::Names,
     pool::{Content, Name},
 };
@@ -120,7 +121,9 @@ impl HostPool {
             panic!("host page {} is read while it is not full", block.0);
         };
         *readers += 1;
-        self.unread.remove(&(*used, block));
+        if !planted(Bug::EvictsHostPagesThatAreRead) {
+            self.unread.remove(&(*used, block));
+        }
     }
 
     /// One reader less.

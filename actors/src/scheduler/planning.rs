@@ -21,6 +21,10 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
+/// Plans in a row in which one may go without the page that it needs next, because pages are on their way. After that
+/// the last in the order gives way to it.
+const MISSED_MAX: u8 = 2;
+
 /// A step in the making.
 #[derive(Default)]
 pub(super) struct Draft {
@@ -94,6 +98,9 @@ impl Scheduler {
         let step = self.next_step;
         self.next_step = step.next();
         let Transfers { saves, loads } = self.order_transfers(step, !is_empty);
+        // Whoever went without a page that a transfer withholds has it two steps later.
+        let is_waited_for = draft.pressed && self.pool.moving() > 0;
+        let await_transfers = is_empty || is_waited_for;
         self.in_flight.push_back(StepInFlight { step, spans: draft.planned });
         let end = std::mem::take(&mut self.ending);
         Some(StepPlan {
@@ -104,6 +111,7 @@ impl Scheduler {
             copies: draft.copies,
             saves,
             loads,
+            await_transfers,
             end,
         })
     }
@@ -268,7 +276,10 @@ impl Scheduler {
                 return Obtained::Pages;
             }
             draft.pressed = true;
-            if is_enough {
+            // Pages that come free are others' again and again, where decodes take as many as they give up.
+            let is_starving = self.sequences[slot].missed >= MISSED_MAX && self.running.len() > 1;
+            let is_starving = is_starving && !planted(Bug::IsPatientForEver);
+            if is_enough && !is_starving {
                 draft.claimants.push(slot);
                 return Obtained::Stalled;
             }
@@ -280,12 +291,16 @@ impl Scheduler {
             if !last.order.may_be_preempted {
                 // All that run are to keep what they have, and together they fit: what they lack is on its way.
                 assert!(self.pool.pending() > 0, "sequences were promised more pages than there are");
+                if is_enough {
+                    draft.claimants.push(slot);
+                }
                 return Obtained::Stalled;
             }
             let victim = last.slot;
             let table = &self.sequences[victim].table;
             draft.copies.retain(|copy| !table.contains(&Some(copy.to)));
             draft.claimants.retain(|claimant| *claimant != victim);
+            self.sequences[slot].missed = 0;
             self.preempt(victim);
             if victim == slot {
                 return Obtained::Preempted;
@@ -320,8 +335,14 @@ impl Scheduler {
             if room > start && is_short {
                 break;
             }
-            if self.obtain_block(slot, draft) != Obtained::Pages {
-                return;
+            match self.obtain_block(slot, draft) {
+                Obtained::Pages => {}
+                Obtained::Stalled => {
+                    let state = &mut self.sequences[slot];
+                    state.missed = state.missed.saturating_add(1);
+                    return;
+                }
+                Obtained::Preempted => return,
             }
         }
         let room = (self.sequences[slot].table.len() / self.groups) * self.cache.block_size;

@@ -259,13 +259,15 @@ impl PagePool {
         }
     }
 
-    /// Takes the name from a page of a sequence whose results are not to be trusted: nobody finds it any more. Returns
-    /// the name and its group.
-    pub(super) fn unname(&mut self, block: BlockId) -> Option<(BlockKey, usize)> {
-        let page = &mut self.pages[block.index()];
-        let name = page.name.take()?;
-        self.names.remove(name.key, page.group);
-        Some((name.key, usize::from(page.group)))
+    /// Nobody finds this content of `group` any more. Who holds its page goes on.
+    pub(super) fn forget(&mut self, key: BlockKey, group: usize) {
+        let Some(block) = self.names.get(key, group as u8) else { return };
+        self.names.remove(key, group as u8);
+        self.pages[block.index()].name = None;
+        if self.state(block) == PageState::Cached {
+            self.unlink(block);
+            self.rest(block);
+        }
     }
 
     /// As long as it is the same, so is all that is found.
@@ -294,6 +296,12 @@ impl PagePool {
         let at = block.index() * self.block_size;
         let same = name.parent == content.parent && self.tokens[at..at + self.block_size] == *content.tokens;
         same.then_some(block)
+    }
+
+    /// Whether a page of `group` has this name.
+    #[cfg(test)]
+    pub(super) fn is_named(&self, key: BlockKey, group: usize) -> bool {
+        self.names.get(key, group as u8).is_some()
     }
 
     /// Whether a page of `group` has this name and a sequence holds it.

@@ -93,7 +93,7 @@ pub(super) struct Sequence {
     root: Option<BlockKey>,
     /// Blocks of this life that were given their names.
     pub(super) named: usize,
-    /// Plans in a row that left out its decode, because the page for it was on its way.
+    /// Plans in a row that left out its decode, or all of its chunk, because the page for it was on its way.
     pub(super) missed: u8,
     /// Last step with a span of this life.
     pub(super) last_step: Option<Step>,
@@ -184,7 +184,7 @@ impl Sequence {
 
     /// Whether pages of its prefix are on their way from the host.
     pub(super) fn is_loading(&self) -> bool {
-        self.loading > 0
+        self.loading > 0 && !planted(Bug::RunsBeforeLoaded)
     }
 
     /// Whether a decode can be planned: tokens in flight count, so that the length limit is never overrun.

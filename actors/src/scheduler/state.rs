@@ -237,7 +237,9 @@ impl Scheduler {
         self.in_flight.clear();
         self.ending.clear();
         let pool = PagePool::new(self.cache.num_blocks, self.cache.block_size);
-        self.tiers = Tiers::new(&self.cache);
+        if !planted(Bug::KeepsHostOfLostGroup) || self.tiers.is_moving() {
+            self.tiers = Tiers::new(&self.cache);
+        }
         self.prefix_of_head = None;
         let lost = std::mem::replace(&mut self.pool, pool);
         let mut lost = planted(Bug::KeepsNamesOfLostGroup).then_some(lost);
@@ -245,12 +247,16 @@ impl Scheduler {
             let state = &mut self.sequences[slot];
             // Its pages are those of the pool that is gone.
             let pages = state.end_life();
-            // And what its first life found or left is gone with them.
-            (state.cached_tokens, state.has_lived) = (0, false);
             lost.iter_mut()
                 .zip([pages])
                 .for_each(|(lost, pages)| pages.for_each(|it| lost.release(it, None)));
             self.waiting.insert(state.place, slot);
+        }
+        let all: Vec<usize> = self.sequences.iter().map(|(slot, _)| slot).collect();
+        for slot in all {
+            let state = &mut self.sequences[slot];
+            // What a first life found or left is gone, too.
+            (state.cached_tokens, state.has_lived) = (0, false);
         }
         if let Some(mut lost) = lost {
             [Step(u64::MAX - 1), Step(0)].into_iter().for_each(|step| lost.absorbed(step));
@@ -441,10 +447,15 @@ impl Scheduler {
 
     /// Takes a running sequence's pages and puts it back to its place in the queue.
     pub(super) fn preempt(&mut self, slot: usize) {
+        let has_run = self.sequences[slot].announced;
         self.end_life(slot);
         let state = &mut self.sequences[slot];
+        state.has_lived |= has_run;
+        if !state.has_lived {
+            // What it was to share, or to load, it may not find again.
+            state.cached_tokens = 0;
+        }
         state.preemptions += u8::from(!planted(Bug::ForgetsPreemptions));
-        state.has_lived = true;
         self.counters.preemptions += 1;
         self.waiting.insert(state.place, slot);
     }
@@ -482,11 +493,22 @@ impl Scheduler {
         }
         let stays = state.order().may_be_preempted || kept + state.pages_max <= self.pool.total();
         let known = self.cache.pages_for(state.tokens.len());
-        let needed = known.saturating_sub(shared * self.cache.groups.full());
-        match stays && needed + reserve <= self.pool.available() {
+        let needed = known.saturating_sub(shared * self.cache.groups.full()) + reserve;
+        let (available, lag) = (self.pool.available(), self.pages_between_hands());
+        let is_room = needed <= available && needed + lag <= available + self.pool.quarantined();
+        match stays && is_room {
             true => Admission::Fits,
             false => Admission::Wait,
         }
+    }
+
+    /// Pages that windows have left and steps in flight still see, when all that run decode and one more: each takes a
+    /// page as often as it gives one up, and must not wait for that one. Nobody waits for others where it runs alone.
+    fn pages_between_hands(&self) -> usize {
+        let windows = self.groups - self.cache.groups.full();
+        let each = windows * super::STEPS_IN_FLIGHT_MAX.div_ceil(self.cache.block_size);
+        let is_alone = self.running.is_empty() || planted(Bug::IsPatientForEver);
+        if is_alone { 0 } else { each * (self.running.len() + 1) }
     }
 
     /// Pages that one that runs will take, and of those that it may take after that no more than `each`.

@@ -454,9 +454,77 @@ fn pages_of_a_sequence_without_finite_logits_are_not_found_in_the_host_either() 
     let events = scheduler.absorb(result).unwrap();
     assert!(events.iter().any(|event| matches!(event.event, GenerationEvent::Failed(_))), "{events:?}");
     scheduler.check_invariants();
-    assert_eq!(in_host(&scheduler), [6]);
+    assert_eq!(in_host(&scheduler), [0; 0]);
     let plan = scheduler.plan().unwrap();
     scheduler.absorb(shard.execute_at_once(&plan)).unwrap();
     scheduler.check_invariants();
-    assert_eq!((in_host(&scheduler), scheduler.transfers_under_way()), (vec![6], 0));
+    assert_eq!((in_host(&scheduler), scheduler.transfers_under_way()), (vec![], 0));
+}
+
+#[test]
+fn pages_that_a_sequence_without_finite_logits_left_behind_its_window_are_not_found() {
+    let groups = LayerGroups::new(&[None, Some(9)]).unwrap();
+    let cache = CacheSpec { groups, host_blocks: 100, ..CacheSpec::new(4, 100) };
+    let config = SchedulerConfig { max_num_batched_tokens: 16, max_model_len: 200, ..CONFIG };
+    let (mut scheduler, mut shard) =
+        (Scheduler::new(config, cache, VOCAB, Epoch(0)), SimShard::new(cache, Epoch(0)));
+    let mut run = |id, prompt: Vec<u32>, breaks: bool| {
+        scheduler.submit(0, SequenceId(id), Request { prompt, ..request(1, 1) }, None).unwrap();
+        let mut rows = 0;
+        while !scheduler.is_idle() {
+            let plan = scheduler.plan().unwrap();
+            rows += spans(&plan).iter().map(|(_, count)| count).sum::<usize>();
+            let mut result = shard.execute_at_once(&plan);
+            result.outputs.iter_mut().for_each(|output| output.broken = breaks);
+            scheduler.absorb(result).unwrap();
+            scheduler.check_invariants();
+        }
+        rows
+    };
+    let prompt: Vec<u32> = (0..97).collect();
+    assert_eq!(run(0, prompt.clone(), true), 97);
+    // The next one leaves pages of its own, in the window's group too.
+    assert_eq!(run(1, prompt.clone(), false), 97);
+    // Alike up to the middle: what its window sees of that is the second one's.
+    let mut alike = prompt;
+    alike[62] = 0;
+    assert_eq!(run(2, alike, false), 97 - 60);
+    let keys = BlockKey::chain(None, &(0..96).collect::<Vec<u32>>(), 4);
+    let names = (0..24).filter(|&block| scheduler.pool.is_named(keys[block], 1)).count();
+    assert_eq!(names, 24, "each block of the window's group was named anew");
+}
+
+#[test]
+fn whoever_gives_way_before_it_has_run_has_found_nothing_yet() {
+    // Two that begin alike: the second waits for the first, gives way, and finds it all when it comes back.
+    let mut simulation = Simulation::new(CONFIG, CacheSpec::new(4, 16), 1);
+    simulation.submit(0, request(21, 1)).unwrap();
+    simulation.submit(1, request(21, 1)).unwrap();
+    simulation.plan();
+    simulation.absorb();
+    simulation.plan();
+    let slot = simulation.scheduler.sequences.find(SequenceId(1)).unwrap();
+    assert!(!simulation.scheduler.sequences[slot].announced, "it waits for the other one");
+    simulation.scheduler.preempt(slot);
+    simulation.drain();
+    assert_eq!(simulation.outcome(1).cached_tokens, Some(20));
+    assert_eq!(simulation.scheduler.counters().prefix_cache_hits, 20);
+}
+
+#[test]
+fn nothing_counts_as_found_that_was_lost_before_it_was_there() {
+    let mut simulation = Simulation::new(CONFIG, CacheSpec::new(4, 16), 1);
+    simulation.submit(0, request(21, 1)).unwrap();
+    simulation.drain();
+    // It finds five blocks, computes the rest, gives way, and then the group is lost.
+    simulation.submit(1, request(30, 1)).unwrap();
+    simulation.plan();
+    let slot = simulation.scheduler.sequences.find(SequenceId(1)).unwrap();
+    assert_eq!(simulation.scheduler.sequences[slot].cached_tokens, 20);
+    simulation.scheduler.preempt(slot);
+    simulation.absorb();
+    simulation.lose();
+    simulation.form();
+    simulation.drain();
+    assert_eq!(simulation.outcome(1).cached_tokens, Some(0));
 }

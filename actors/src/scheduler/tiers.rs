@@ -11,11 +11,14 @@ use std::collections::VecDeque;
 
 use consort_parallel::ids::{BlockId, HostBlock};
 
-use super::{host_pool::HostPool, pool::PageState, sequence::Sequence, state::Scheduler};
+use super::{
+    bugs::{Bug, planted},
+    host_pool::HostPool,
+    pool::PageState,
+    sequence::Sequence,
+    state::Scheduler,
+};
 use crate::{config::CacheSpec, ids::Step};
-
-#[cfg(test)]
-mod simulation;
 
 /// Pages that one step saves and loads together. A CPU copies them within the step: with pages of 2 MiB (16 tokens of
 /// an 8B model) these are 32 MiB, 5 to 7 ms of one core at 5 to 6 GB/s. It also bounds what a newcomer waits for in a
@@ -81,7 +84,7 @@ impl Tiers {
     }
 
     /// Whether a page is on its way, or about to be.
-    fn is_moving(&self) -> bool {
+    pub(super) fn is_moving(&self) -> bool {
         !self.queue.is_empty() || !self.ordered.is_empty()
     }
 
@@ -163,11 +166,14 @@ impl Scheduler {
         state.loading_tokens = tokens;
     }
 
-    /// What the pages of `slot` hold is found by nobody any more, on either tier: whatever spoilt them must not meet
-    /// the next request that begins alike.
+    /// What `slot` computed or shared is found by nobody any more, on either tier: whatever spoilt it must not meet the
+    /// next request that begins alike.
     pub(super) fn forget_contents(&mut self, slot: usize) {
-        for page in self.sequences[slot].table.iter().flatten() {
-            if let Some((key, group)) = self.pool.unname(*page) {
+        let state = &self.sequences[slot];
+        // Those behind its windows are not its pages any more, and may have their names still.
+        for &key in &state.keys()[..state.named] {
+            for group in 0..self.groups {
+                self.pool.forget(key, group);
                 self.tiers.host.forget(key, group);
             }
         }
@@ -202,7 +208,7 @@ impl Scheduler {
         let host = &mut self.tiers.host;
         self.tiers.queue.retain(|load| {
             let goes_on = load.life != state.life;
-            if !goes_on {
+            if !goes_on && !planted(Bug::LeaksHostPages) {
                 host.release(load.from);
             }
             goes_on
@@ -249,7 +255,9 @@ impl Scheduler {
                 return;
             }
             let Some(to) = self.tiers.host.fill(content, group) else { return };
-            self.pool.begin_transfer(from);
+            if !planted(Bug::GivesAwaySavedPages) {
+                self.pool.begin_transfer(from);
+            }
             transfers.saves.push((from, to));
             self.tiers.ordered.push_back((step, Transfer::Save { from, to }));
         }
@@ -257,12 +265,15 @@ impl Scheduler {
 
     /// Every rank has carried out all transfers of plans up to `until`.
     pub(super) fn transfers_done(&mut self, until: Step) {
+        let until = if planted(Bug::TakesTransfersForDone) { Step(u64::MAX) } else { until };
         while self.tiers.ordered.front().is_some_and(|(step, _)| *step <= until)
             && let Some((_, transfer)) = self.tiers.ordered.pop_front()
         {
             match transfer {
                 Transfer::Save { from, to } => {
-                    self.pool.end_transfer(from);
+                    if !planted(Bug::GivesAwaySavedPages) {
+                        self.pool.end_transfer(from);
+                    }
                     self.tiers.host.filled(to);
                     self.counters.host_saves += 1;
                 }
@@ -278,7 +289,7 @@ impl Scheduler {
         let state = self.sequences.get_mut(load.slot).filter(|state| state.life == load.life);
         let Some(state) = state else { return };
         state.loading -= 1;
-        if state.loading == 0 {
+        if state.loading == 0 || planted(Bug::NamesPagesOnTheirWay) {
             self.counters.host_hits += std::mem::take(&mut state.loading_tokens) as u64;
             self.name_blocks(load.slot);
         }

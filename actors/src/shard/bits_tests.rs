@@ -284,5 +284,5 @@ fn random_schedules_yield_the_bits_of_requests_served_alone() {
     println!("{preemptions} preemptions, {hits} tokens found, {host_hits} of them with the host's pages");
     assert!(host_hits > 0, "some prefixes are meant to come back from the host");
     assert!(hits > 500, "requests are meant to share: {hits} tokens found");
-    assert!(preemptions > 20, "the pools are meant to be too small: {preemptions} preemptions");
+    assert!(preemptions > 10, "the pools are meant to be too small: {preemptions} preemptions");
 }

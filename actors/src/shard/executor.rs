@@ -209,9 +209,9 @@ impl ModelExecutor {
         Ok(result)
     }
 
-    /// The step up to which all transfers are done. A step that computes nothing is there to wait for them.
+    /// The step up to which all transfers are done, for which the plan may have to wait.
     fn transferred(&mut self, plan: &StepPlan) -> Result<Option<Step>, ShardError> {
-        let pending = match plan.run.is_empty() {
+        let pending = match plan.await_transfers {
             true => self.kv.finish_transfers(STEP_LIMIT).map(|()| None),
             false => self.kv.pending_transfer(),
         };

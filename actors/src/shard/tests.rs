@@ -175,6 +175,7 @@ fn plan(step: u64, begin: Vec<NewSequence>, run: Vec<Span>) -> StepPlan {
         copies: Vec::new(),
         saves: Vec::new(),
         loads: Vec::new(),
+        await_transfers: false,
         end: Vec::new(),
     }
 }

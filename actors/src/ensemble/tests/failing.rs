@@ -172,6 +172,7 @@ fn empty_plan(epoch: u64, step: u64) -> GroupMessage {
         end,
         saves: Vec::new(),
         loads: Vec::new(),
+        await_transfers: true,
     }))
 }
 

@@ -83,3 +83,19 @@ fn nobody_gives_way_for_the_second_page_of_a_chunk() {
     assert_eq!(draft.planned.iter().map(|span| span.end - span.start).collect::<Vec<_>>(), [4]);
     assert!(scheduler.sequences[last].life > 0 && scheduler.counters().preemptions == 0);
 }
+
+#[test]
+fn a_step_waits_for_transfers_if_somebody_lacks_a_page_for_their_sake() {
+    for is_short in [false, true] {
+        let mut scheduler = decoding([0, 1], 4);
+        let [one, other] = [0, 1].map(|_| scheduler.pool.take(0).expect("two are left"));
+        scheduler.pool.begin_transfer(one);
+        [one, other].into_iter().for_each(|page| scheduler.pool.release(page, None));
+        if !is_short {
+            scheduler.pool.end_transfer(one);
+        }
+        assert_eq!(scheduler.pool.moving(), usize::from(is_short));
+        let plan = scheduler.plan().expect("one can decode");
+        assert_eq!((plan.run.len(), plan.await_transfers), if is_short { (1, true) } else { (2, false) });
+    }
+}

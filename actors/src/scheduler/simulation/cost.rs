@@ -1,7 +1,7 @@
 //! How long a step takes: what it must compute and what it must read, against what a card can do in a second.
 //!
 //! ```text
-//! time = launch + all-reduces + max(bytes / bandwidth, operations / peak)
+//! time = launch + all-reduces + max(bytes / bandwidth, operations / peak, pages moved / link)
 //! bytes = weights + keys and values read and written + pages copied
 //! operations = rows x those of one row + attended pairs x those of one pair
 //! ```
@@ -20,6 +20,8 @@ pub(super) struct Load {
     pub(super) attended_pairs: u64,
     /// Pages copied.
     pub(super) copies: u64,
+    /// Pages moved between device and host that the step waits for: of one that runs nothing.
+    pub(super) moves: u64,
 }
 
 impl Load {
@@ -52,6 +54,8 @@ pub(super) struct CostModel {
     /// Keys and values of one token in one group of layers.
     pub(super) kv_bytes: u64,
     pub(super) flops_per_pair: u64,
+    /// Between device and host.
+    pub(super) host_bytes_per_s: u64,
 }
 
 impl CostModel {
@@ -65,6 +69,7 @@ impl CostModel {
         flops_per_row: 16_000_000_000,
         kv_bytes: 131_072,
         flops_per_pair: 524_288,
+        host_bytes_per_s: 50_000_000_000,
     };
     /// gpt-oss-120b in BF16 on three H100, 64 all-reduces in a step; two groups of 18 layers.
     pub(super) const THREE_CARDS: CostModel = CostModel {
@@ -76,6 +81,7 @@ impl CostModel {
         flops_per_row: 10_200_000_000,
         kv_bytes: 36_864,
         flops_per_pair: 294_912,
+        host_bytes_per_s: 3 * 50_000_000_000,
     };
 
     /// Time of one step, never 0.
@@ -86,6 +92,10 @@ impl CostModel {
             + u128::from(load.attended_pairs) * u128::from(self.flops_per_pair);
         let ns = |work: u128, per_s: u64| work * 1_000_000_000 / u128::from(per_s);
         let busy = ns(bytes, self.bytes_per_s).max(ns(flops, self.flops_per_s));
+        let moved = u128::from(load.moves * block_size as u64) * u128::from(self.kv_bytes);
+        let moving = ns(moved, self.host_bytes_per_s);
+        let is_idle = load.rows == 0 && load.copies == 0;
+        let busy = if is_idle { moving } else { busy.max(moving) };
         let busy = u64::try_from(busy).unwrap_or(u64::MAX);
         self.launch_ns.saturating_add(self.all_reduce_ns).saturating_add(busy).max(1)
     }

@@ -61,6 +61,11 @@ impl ModelledExecutor {
         self.under_way.len()
     }
 
+    /// The step that was taken in last, if it is under way.
+    pub(super) fn newest(&self) -> Option<&StepPlan> {
+        self.under_way.back().map(|step| &step.plan)
+    }
+
     /// When the oldest step under way is done.
     pub(super) fn next_done_ns(&self) -> Option<u64> {
         self.under_way.front().map(|step| step.done_ns)
@@ -86,6 +91,9 @@ impl ModelledExecutor {
     /// What a plan amounts to, and what its sequences have come to afterwards.
     fn load(&mut self, plan: &StepPlan) -> Load {
         let mut load = Load { copies: plan.copies.len() as u64, ..Load::default() };
+        if plan.run.is_empty() {
+            load.moves = (plan.saves.len() + plan.loads.len()) as u64;
+        }
         for new in &plan.begin {
             self.lengths.insert(new.sequence, 0);
         }

@@ -31,6 +31,7 @@ fn setup(num_blocks: usize) -> Setup {
         cache: CacheSpec::new(16, num_blocks),
         cost: CostModel::ONE_CARD,
         depth: 2,
+        late_transfers: None,
         events_per_check: 16,
     }
 }
@@ -196,6 +197,30 @@ fn who_went_without_a_page_is_served_before_those_who_came_earlier() {
         most = most.max(report.seen.steps_between_max);
     }
     assert_eq!(most, 2, "pages are meant to be short");
+}
+
+/// A long prompt that comes first, and two short ones that decode beside it in few pages.
+pub(super) fn prompts_beside_decodes() -> Vec<Scenario> {
+    let ask = |seed, prompt, generated| {
+        (seed, Action::Submit(Ask::new(request(tokens(seed, prompt), generated, 0))))
+    };
+    let all = [(&[Some(2)][..], 6), (&[Some(2)], 7), (&[Some(2), Some(3)], 16)].into_iter();
+    let all = all.flat_map(|(windows, num_blocks)| [1, 2].map(|depth| (windows, num_blocks, depth)));
+    let scenario = |(windows, num_blocks, depth)| {
+        let mut setup = Setup { depth, ..tiny(num_blocks, windows, 8) };
+        setup.cache.prefix_caching = false;
+        Scenario::new(setup, vec![ask(0, 60, 1), ask(1, 1, 50), ask(2, 1, 50)])
+    };
+    all.map(scenario).collect()
+}
+
+#[test]
+fn a_long_prompt_goes_on_beside_decodes_that_take_every_page_as_it_comes_free() {
+    for scenario in prompts_beside_decodes() {
+        let Report { seen, .. } = run(&scenario);
+        assert_eq!(seen.finished, 3);
+        assert!(seen.starved_max <= 2, "{} plans have no row of it: {scenario}", seen.starved_max);
+    }
 }
 
 /// Conversations of every length, all at once, and how many pages they come to hold together.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`model`] | the pretended model: what a history draws, what it leaves in a page |
 //! | [`shard`] | pages with contents, tables, sequences: finds every wrong page, position and order |
+//! | [`host`] | the host's pages, and transfers as late as is legal |
 //! | [`cost`] | how long a step takes on a card, from a roofline |
 //! | [`executor`] | a group of shards with a clock: steps come in, results come out at their time, groups are lost |
 //! | [`oracle`] | what must be true of streams and plans, from outside |
@@ -13,7 +14,7 @@
 //! | [`world`] | runs a scenario in virtual time |
 //! | [`shrink`] | the small scenario behind a failure |
 //! | [`runs`] | many seeds at once, replay, the long run; [`planted`] | every mistake of a list is found |
-//! | [`facts`], [`by_hand`] | single claims on whole runs |
+//! | [`facts`], [`by_hand`], [`moved_pages`] | single claims on whole runs |
 //!
 //! A run that fails names its seed and the command that replays it.
 
@@ -21,7 +22,9 @@ mod by_hand;
 mod cost;
 mod executor;
 mod facts;
+mod host;
 mod model;
+mod moved_pages;
 mod oracle;
 mod planted;
 mod rig;

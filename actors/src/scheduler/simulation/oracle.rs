@@ -21,6 +21,10 @@ use crate::{
 /// Steps that may pass, between two tokens of a sequence that runs, without one for it.
 pub(super) const STEPS_BETWEEN_MAX: u64 = 2;
 
+/// Plans in a row that may pass without a row for the first that is prefilled: two in which its page is on its way, one
+/// in which the last in the order gives way to it, and those until what that one held is out of the steps in flight.
+pub(super) const STARVED_MAX: u64 = 3 + crate::scheduler::STEPS_IN_FLIGHT_MAX as u64;
+
 /// Where a request stands in the order of service: when it is due, then when it came.
 pub(super) type Due = (i128, SequenceId);
 
@@ -31,6 +35,8 @@ pub(super) struct Oracle {
     streams: BTreeMap<SequenceId, Stream>,
     /// Who has been first of the waiting, and for how many steps without a break.
     head: Option<(SequenceId, u64)>,
+    /// The life that was first to be prefilled, and plans in a row that had nothing for it.
+    starved: Option<(u64, u64)>,
     pub(super) seen: Seen,
 }
 
@@ -49,6 +55,8 @@ pub(super) struct Seen {
     pub(super) token_gap_max_ns: u64,
     /// Steps for which one was first of the waiting.
     pub(super) steps_first_max: u64,
+    /// Plans in a row without a row for the first that is prefilled.
+    pub(super) starved_max: u64,
     pub(super) tokens: u64,
     pub(super) finished: u64,
     pub(super) failed: u64,
@@ -60,6 +68,7 @@ impl Seen {
     /// Both together.
     pub(super) fn add(&mut self, other: &Seen) {
         self.preemptions_max = self.preemptions_max.max(other.preemptions_max);
+        self.starved_max = self.starved_max.max(other.starved_max);
         self.steps_between_max = self.steps_between_max.max(other.steps_between_max);
         self.token_gap_max_ns = self.token_gap_max_ns.max(other.token_gap_max_ns);
         self.steps_first_max = self.steps_first_max.max(other.steps_first_max);
@@ -75,7 +84,7 @@ impl Seen {
 
 impl Oracle {
     pub(super) fn new(config: SchedulerConfig, cache: CacheSpec) -> Self {
-        Self { config, cache, streams: BTreeMap::new(), head: None, seen: Seen::default() }
+        Self { config, cache, streams: BTreeMap::new(), head: None, starved: None, seen: Seen::default() }
     }
 
     /// A request was taken in.

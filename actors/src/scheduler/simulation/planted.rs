@@ -1,13 +1,14 @@
 //! Every mistake of the list is found within a few seeds, under which the scheduler as it is does nothing wrong.
 
 use super::{
+    facts,
     runs::{Failure, outcome},
     workload,
 };
 use crate::scheduler::bugs::{Bug, plant};
 
 /// Seeds that may be tried until a mistake shows.
-const SEEDS_MAX: u64 = 200;
+const SEEDS_MAX: u64 = 400;
 
 /// Plants a mistake into this thread's schedulers for as long as this lives.
 struct Planted;
@@ -80,4 +81,14 @@ fn a_failure_shrinks_to_a_few_events_and_replays_from_its_seed() {
             assert!(outcome(&scenario.only(&rest)).is_ok(), "{left_out} is not needed: {failure}");
         }
     }
+}
+
+#[test]
+fn patience_that_starves_a_prompt_is_found_where_every_page_counts() {
+    let scenarios = facts::prompts_beside_decodes();
+    let wrong = || scenarios.iter().filter(|scenario| outcome(scenario).is_err()).count();
+    assert_eq!(wrong(), 0, "without it nothing is wrong");
+    let _planted = Planted::new(Bug::IsPatientForEver);
+    println!("{} of {} scenarios show it", wrong(), scenarios.len());
+    assert!(wrong() > 0);
 }

@@ -165,7 +165,7 @@ impl Simulation {
     }
 
     /// The group is lost: results on their way vanish, sequences that ran wait to be replayed.
-    pub(super) fn lose(&mut self) {
+    pub(in crate::scheduler) fn lose(&mut self) {
         self.epoch = Epoch(self.epoch.0 + 1);
         self.late = self.executor.lose().or(self.late.take());
         self.scheduler.restart(self.epoch);
@@ -175,7 +175,7 @@ impl Simulation {
     }
 
     /// A new group forms, and knows nothing. A result of the old one comes in after all.
-    pub(super) fn form(&mut self) {
+    pub(in crate::scheduler) fn form(&mut self) {
         self.epoch = Epoch(self.epoch.0 + 1);
         self.executor.form(self.epoch, self.now_ns);
         self.scheduler.restart(self.epoch);
@@ -218,7 +218,13 @@ impl Simulation {
         self.oracle.check_settled();
         assert!(self.scheduler.is_idle(), "a sequence that ended is kept");
         assert_eq!((self.scheduler.running(), self.scheduler.waiting()), (0, 0));
-        assert_eq!(self.scheduler.used_blocks(), 0, "pages were lost");
+        let moving = self.scheduler.pool.moving();
+        assert_eq!(
+            self.scheduler.used_blocks(),
+            moving,
+            "pages were lost: only transfers keep any at the end"
+        );
+        assert!(self.scheduler.host_used_blocks() <= self.scheduler.cache.host_blocks);
         let may_keep = self.scheduler.cache.prefix_caching;
         assert!(may_keep || self.scheduler.cached_blocks() == 0, "pages are cached where nothing is to be");
     }
@@ -235,11 +241,14 @@ impl Simulation {
         });
         let scheduler = &self.scheduler;
         println!(
-            "{:>10.3} ms: {} planned: {}; {} copies, {} run, {} wait, {} pages available, {} on their way",
+            "{:>10.3} ms: {} planned: {}; {} copies, {} saved, {} loaded, {} run, {} wait, {} pages available, {} on \
+             their way",
             self.now_ns as f64 / 1e6,
             plan.step,
             spans.collect::<Vec<_>>().join(" "),
             plan.copies.len(),
+            plan.saves.len(),
+            plan.loads.len(),
             scheduler.running(),
             scheduler.waiting(),
             scheduler.pool.available(),

@@ -144,9 +144,15 @@ fn say(report: &Report, seeds: u64, took: Duration) {
         counters.prefix_cache_queries
     );
     println!(
-        "between two tokens at most {} steps and {:.1} ms; at most {} steps first of the waiting",
+        "{} pages saved to the host, {} loaded for {} tokens",
+        counters.host_saves, counters.host_loads, counters.host_hits
+    );
+    println!(
+        "between two tokens at most {} steps and {:.1} ms; at most {} plans without a row for the first prefill, {} \
+         steps first of the waiting",
         seen.steps_between_max,
         seen.token_gap_max_ns as f64 / 1e6,
+        seen.starved_max,
         seen.steps_first_max
     );
 }
@@ -181,6 +187,7 @@ fn a_million_steps_hold_every_invariant() {
     assert!(counters.preemptions > 5_000 && seen.kept > 20 && counters.prefix_cache_hits > 100_000);
     assert!(seen.finished > 10_000 && seen.cancelled > 1_000 && seen.refused > 1_000 && seen.failed > 100);
     assert!(lost_groups > 100 && relearned > 100);
+    assert!(counters.host_saves > 50_000 && counters.host_loads > 5_000 && counters.host_hits > 20_000);
 }
 
 /// Until time is over (for ever unless the environment says how long) or something fails.

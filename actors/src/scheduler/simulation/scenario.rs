@@ -16,6 +16,8 @@ pub(super) struct Setup {
     pub(super) cost: CostModel,
     /// Steps that may be under way.
     pub(super) depth: usize,
+    /// Seed of how late transfers between device and host are reported; none where each step carries out its own.
+    pub(super) late_transfers: Option<u64>,
     /// Events from one look at everything to the next.
     pub(super) events_per_check: u64,
 }
@@ -106,13 +108,14 @@ pub(super) fn sequence_of(submit: usize, choice: usize) -> u64 {
 
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Setup { config, cache, depth, .. } = &self.setup;
+        let Setup { config, cache, depth, late_transfers, .. } = &self.setup;
         writeln!(f, "{config:?}")?;
         let windows: Vec<Option<usize>> = cache.groups.windows().collect();
         writeln!(
             f,
-            "{} pages of {} tokens, windows {windows:?}, prefix caching {}, {depth} steps in flight",
-            cache.num_blocks, cache.block_size, cache.prefix_caching
+            "{} pages of {} tokens, windows {windows:?}, prefix caching {}, {depth} steps in flight, {} pages of the host, \
+             late: {late_transfers:?}",
+            cache.num_blocks, cache.block_size, cache.prefix_caching, cache.host_blocks
         )?;
         for Event { number, at_ns, action } in &self.events {
             write!(f, "{number:>5} at {:>9.3} ms: ", *at_ns as f64 / 1e6)?;

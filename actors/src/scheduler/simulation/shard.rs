@@ -11,7 +11,10 @@ use std::{collections::BTreeMap, ops::Range};
 use consort_kernels::sampling::SamplingParams;
 use consort_parallel::ids::BlockId;
 
-use super::model::{EMPTY, content, draw, history_in, link, logprobs_of};
+use super::{
+    host::SimHost,
+    model::{EMPTY, content, draw, history_in, link, logprobs_of},
+};
 use crate::{
     config::CacheSpec,
     ids::{Epoch, SequenceId, Step},
@@ -30,16 +33,61 @@ pub(super) struct Hidden {
     pub(super) breaks_after: Option<usize>,
 }
 
+/// Pages with contents; 0 where nothing is.
+pub(super) struct Pages {
+    block_size: usize,
+    contents: Vec<u64>,
+    /// Pages that hold anything.
+    is_written: Vec<bool>,
+}
+
+impl Pages {
+    pub(super) fn new(pages: usize, block_size: usize) -> Self {
+        Self { block_size, contents: vec![0; pages * block_size], is_written: vec![false; pages] }
+    }
+
+    /// What each token of a page left.
+    pub(super) fn page(&self, page: usize) -> &[u64] {
+        &self.contents[page * self.block_size..][..self.block_size]
+    }
+
+    fn write(&mut self, page: usize, at: usize, content: u64) {
+        self.contents[page * self.block_size + at] = content;
+        self.is_written[page] = true;
+    }
+
+    /// Puts a whole page there.
+    pub(super) fn fill(&mut self, page: usize, contents: &[u64]) {
+        self.contents[page * self.block_size..][..self.block_size].copy_from_slice(contents);
+        self.is_written[page] = true;
+    }
+
+    fn copy(&mut self, from: usize, to: usize) {
+        assert!(self.is_written[from], "page {from}, which was wiped, is copied");
+        self.contents.copy_within(from * self.block_size..(from + 1) * self.block_size, to * self.block_size);
+        self.is_written[to] = true;
+    }
+
+    pub(super) fn wipe(&mut self, page: usize) {
+        if std::mem::take(&mut self.is_written[page]) {
+            self.contents[page * self.block_size..][..self.block_size].fill(0);
+        }
+    }
+
+    pub(super) fn wipe_all(&mut self) {
+        self.contents.fill(0);
+        self.is_written.fill(false);
+    }
+}
+
 /// A shard as the protocol describes it.
 pub(in crate::scheduler) struct SimShard {
     cache: CacheSpec,
     windows: Vec<Option<usize>>,
     epoch: Epoch,
     next: Step,
-    /// What each token of each page left; 0 where nothing is.
-    pages: Vec<u64>,
-    /// Pages that hold anything.
-    is_written: Vec<bool>,
+    pages: Pages,
+    pub(super) host: SimHost,
     sequences: BTreeMap<SequenceId, SimSequence>,
     hidden: BTreeMap<SequenceId, Hidden>,
 }
@@ -87,8 +135,8 @@ impl SimShard {
             windows: cache.groups.windows().collect(),
             epoch,
             next: Step(0),
-            pages: vec![0; cache.num_blocks * cache.block_size],
-            is_written: vec![false; cache.num_blocks],
+            pages: Pages::new(cache.num_blocks, cache.block_size),
+            host: SimHost::new(cache.host_blocks, cache.block_size),
             sequences: BTreeMap::new(),
             hidden: BTreeMap::new(),
         }
@@ -101,8 +149,8 @@ impl SimShard {
     /// The group has lost this shard and its pages.
     pub(super) fn lose(&mut self, epoch: Epoch) {
         (self.epoch, self.next) = (epoch, Step(0));
-        self.pages.fill(0);
-        self.is_written.fill(false);
+        self.pages.wipe_all();
+        self.host.lose();
         self.sequences.clear();
     }
 
@@ -129,24 +177,19 @@ impl SimShard {
 
     /// A plan exists, and its pages have new holders, though it may execute much later.
     pub(super) fn hand_out(&mut self, plan: &StepPlan) {
-        let copied = plan.copies.iter().map(|copy| &copy.to);
+        let copied = plan.copies.iter().map(|copy| &copy.to).chain(plan.loads.iter().map(|(_, to)| to));
         for block in plan.run.iter().flat_map(|span| &span.new_blocks).chain(copied) {
-            self.wipe(block.index());
+            self.pages.wipe(block.index());
         }
+        self.host.hand_out(plan);
     }
 
     /// Forgets what pages hold that nobody may touch.
     pub(super) fn wipe_free(&mut self, is_free: impl Fn(BlockId) -> bool) {
-        for block in 0..self.is_written.len() {
-            if self.is_written[block] && is_free(BlockId(block as u32)) {
-                self.wipe(block);
+        for block in 0..self.cache.num_blocks {
+            if self.pages.is_written[block] && is_free(BlockId(block as u32)) {
+                self.pages.wipe(block);
             }
-        }
-    }
-
-    fn wipe(&mut self, block: usize) {
-        if std::mem::take(&mut self.is_written[block]) {
-            self.pages[block * self.cache.block_size..][..self.cache.block_size].fill(0);
         }
     }
 
@@ -160,18 +203,16 @@ impl SimShard {
     pub(super) fn execute(&mut self, plan: &StepPlan) -> StepResult {
         assert_eq!((plan.epoch, plan.step), (self.epoch, self.next), "a shard refuses what is out of turn");
         self.next = plan.step.next();
-        assert!(!plan.run.is_empty());
+        let is_of_use = !plan.run.is_empty() || self.cache.host_blocks > 0;
+        assert!(is_of_use, "{} does nothing", plan.step);
+        self.host.order(plan, &mut self.pages);
         for new in &plan.begin {
             assert!(plan.run.iter().any(|span| span.sequence == new.sequence), "begun without running");
             let state = SimSequence::new(new, self.hidden_of(new.sequence));
             self.sequences.insert(new.sequence, state);
         }
-        let block_size = self.cache.block_size;
         for copy in &plan.copies {
-            let from = copy.from.index();
-            assert!(self.is_written[from], "page {from}, which was wiped, is copied");
-            self.pages.copy_within(from * block_size..(from + 1) * block_size, copy.to.index() * block_size);
-            self.is_written[copy.to.index()] = true;
+            self.pages.copy(copy.from.index(), copy.to.index());
         }
         let starts: Vec<usize> = plan.run.iter().map(|span| self.learn(span)).collect();
         let starts = || plan.run.iter().zip(&starts);
@@ -188,7 +229,8 @@ impl SimShard {
         plan.end.iter().for_each(|sequence| {
             self.sequences.remove(sequence).expect("a sequence is ended that was never begun");
         });
-        StepResult { epoch: plan.epoch, step: plan.step, outputs, digest: 0, transferred: Some(plan.step) }
+        let transferred = self.host.report(plan, &mut self.pages);
+        StepResult { epoch: plan.epoch, step: plan.step, outputs, digest: 0, transferred }
     }
 
     /// Takes tokens and pages of a span into its sequence, and says where its rows begin.
@@ -218,8 +260,7 @@ impl SimShard {
             for group in 0..groups {
                 let page = state.table[position / block_size * groups + group];
                 let page = page.unwrap_or_else(|| panic!("{sequence} writes to a page that it gave up"));
-                self.pages[page.index() * block_size + position % block_size] = state.contents[position];
-                self.is_written[page.index()] = true;
+                self.pages.write(page.index(), position % block_size, state.contents[position]);
             }
         }
     }
@@ -237,7 +278,7 @@ impl SimShard {
                 let until = end.min((block + 1) * block_size);
                 let page = state.table[block * groups + group];
                 let page = page.unwrap_or_else(|| panic!("{sequence} lacks a page that it sees"));
-                let found = &self.pages[page.index() * block_size..][at % block_size..][..until - at];
+                let found = &self.pages.page(page.index())[at % block_size..][..until - at];
                 assert!(
                     *found == state.contents[at..until],
                     "{sequence} reads page {} of group {group} at {at}, which was wiped or is another's",

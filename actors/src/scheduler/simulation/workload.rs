@@ -35,6 +35,8 @@ pub(super) fn scenario(seed: u64) -> Scenario {
     match random.below(8) {
         0 => squeeze(&mut random, &mut setup, &mut users),
         1 => crowd(&mut random, &mut setup, &mut users),
+        2 => comeback(&mut random, &mut setup, &mut users),
+        3 => passing(&mut random, &mut setup, &mut users),
         _ => {}
     }
     let actions = users.actions(&mut random, &setup);
@@ -66,7 +68,14 @@ fn setup(random: &mut Random) -> Setup {
         priority_aging_ms: *random.one_of(&[0, 1, 20, 1000]),
     };
     let cost = *random.one_of(&[CostModel::ONE_CARD, CostModel::THREE_CARDS]);
-    Setup { config, cache, cost, depth: random.between(1, 2), events_per_check: 1 }
+    let depth = random.between(1, 2);
+    let mut late_transfers = None;
+    if random.chance(40) {
+        // From pools that are full at once to some that hold everything.
+        cache.host_blocks = *random.one_of(&[1, 5, 20, 60, 400]) * groups.count();
+        late_transfers = random.chance(80).then(|| random.next());
+    }
+    Setup { config, cache, cost, depth, late_transfers, events_per_check: 1 }
 }
 
 /// Long answers of low priority, in a pool for little more than one of them, and others that come before them again and
@@ -79,7 +88,8 @@ fn squeeze(random: &mut Random, setup: &mut Setup, users: &mut Users) {
     (setup.config.max_waiting_requests, setup.config.priority_aging_ms) = (200, 1000);
     setup.config.max_num_seqs = setup.config.max_num_seqs.max(4);
     setup.config.max_num_batched_tokens = setup.config.max_num_batched_tokens.max(12);
-    (users.lengths, users.with_prefix, users.repeating, users.with_choices) = (Lengths::Squeezed, 0, 0, 0);
+    (users.lengths, users.repeating) = (Lengths::Squeezed, 0);
+    (users.with_prefix, users.with_choices) = (*random.one_of(&[0, 0, 20]), *random.one_of(&[0, 0, 5]));
     (users.pressure, users.burst, users.cancelling) = (random.between(6, 20) as u64, 1, 0);
 }
 
@@ -91,6 +101,35 @@ fn crowd(random: &mut Random, setup: &mut Setup, users: &mut Users) {
     users.prefixes.truncate(1);
     users.prefixes[0] = (0..users.max_model_len * 3 / 5).map(|_| random.below(VOCAB) as u32).collect();
     (users.with_prefix, users.burst, users.cancelling, users.salted) = (100, 20, 40, 0);
+}
+
+/// Long beginnings that take turns in a pool for little more than one of them, and a host that keeps them all. Some leave
+/// while theirs are loaded.
+fn comeback(random: &mut Random, setup: &mut Setup, users: &mut Users) {
+    setup.cache.prefix_caching = true;
+    setup.cache.block_size = *random.one_of(&[1, 1, 2, 4]);
+    let alone = setup.cache.pages_for(setup.config.max_model_len - 1);
+    setup.cache.num_blocks = alone + random.below(alone / 2 + 1);
+    setup.cache.host_blocks = 8 * setup.cache.num_blocks;
+    setup.late_transfers = random.chance(90).then(|| random.next());
+    setup.config.max_num_seqs = setup.config.max_num_seqs.max(4);
+    setup.config.max_num_batched_tokens = setup.config.max_num_batched_tokens.max(12);
+    let len = users.max_model_len * 4 / 5;
+    users.prefixes = (0..6).map(|_| (0..len).map(|_| random.below(VOCAB) as u32).collect()).collect();
+    (users.lengths, users.with_prefix, users.salted) = (Lengths::Chat, 100, 0);
+    (users.pressure, users.burst) = (random.between(4, 12) as u64, random.between(1, 2) as u64);
+    (users.cancelling, users.with_choices) = (*random.one_of(&[5, 30]), 40);
+}
+
+/// Windows only, over small blocks, in a pool for a few of them: whoever runs gives a page up as often as it takes one.
+fn passing(random: &mut Random, setup: &mut Setup, users: &mut Users) {
+    let windows: &[Option<usize>] = random.one_of(&[&[Some(2)][..], &[Some(6)], &[Some(2), Some(3)]]);
+    setup.cache.groups = LayerGroups::new(windows).expect("valid groups");
+    setup.cache.block_size = *random.one_of(&[1, 1, 2]);
+    let alone = setup.cache.pages_for(setup.config.max_model_len - 1);
+    setup.cache.num_blocks = alone * random.between(200, 400) / 100;
+    setup.cache.prefix_caching = random.chance(50);
+    (users.lengths, users.pressure, users.cancelling) = (Lengths::Mixed, random.between(3, 12) as u64, 5);
 }
 
 /// Lengths of prompts and generations.

@@ -34,6 +34,9 @@ impl Report {
         to.prefix_cache_hits += from.prefix_cache_hits;
         to.computed_tokens += from.computed_tokens;
         to.generated_tokens += from.generated_tokens;
+        to.host_saves += from.host_saves;
+        to.host_loads += from.host_loads;
+        to.host_hits += from.host_hits;
         self.seen.add(&other.seen);
     }
 }
@@ -73,6 +76,9 @@ impl World {
         let setup = &scenario.setup;
         let mut simulation = Simulation::timed(setup.config, setup.cache, setup.cost, setup.depth);
         simulation.events_per_check = setup.events_per_check;
+        if let Some(seed) = setup.late_transfers {
+            simulation.executor.shard.host.is_late(seed);
+        }
         Self {
             simulation,
             forms_at_ns: None,

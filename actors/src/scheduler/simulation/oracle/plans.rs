@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Due, Oracle, STEPS_BETWEEN_MAX};
+use super::{Due, Oracle, STARVED_MAX, STEPS_BETWEEN_MAX};
 use crate::{
     ids::SequenceId,
     plan::{Span, StepPlan, Tokens},
@@ -30,7 +30,9 @@ struct Standing {
     /// Tokens of the prompt, or of a replay, that are left.
     to_prefill: usize,
     computed: usize,
-    /// Whether it waits for another one to compute what it will share.
+    /// Blocks that its table covers.
+    table: usize,
+    /// Whether it waits for what it will share or have: for another one to compute it, or for pages of the host.
     is_follower: bool,
 }
 
@@ -58,7 +60,8 @@ impl Oracle {
                 wants_decode: state.wants_decode(),
                 to_prefill: state.prefill_target.saturating_sub(state.computed),
                 computed: state.computed,
-                is_follower: state.leader.is_some(),
+                table: state.table.len() / scheduler.groups,
+                is_follower: state.leader.is_some() || state.is_loading() || scheduler.is_loaded_for(state),
             }
         };
         scheduler.running.iter().map(|running| standing(running.slot)).collect()
@@ -80,6 +83,7 @@ impl Oracle {
             let by_sequence: BTreeMap<SequenceId, usize> =
                 plan.run.iter().map(|span| (span.sequence, rows(span))).collect();
             assert_eq!(by_sequence.len(), plan.run.len(), "a sequence has two spans in one step");
+            self.count_rows(plan);
             self.check_decodes(before, &now, &by_sequence);
             self.check_first_prefill(scheduler, before, &now, &by_sequence);
             check_pages(scheduler, before, plan);
@@ -103,6 +107,16 @@ impl Oracle {
         assert!(plan.run.len() <= self.config.max_num_seqs, "{} runs too many", plan.step);
     }
 
+    /// Rows of prompts, whose number says how much of a prompt was there.
+    fn count_rows(&mut self, plan: &StepPlan) {
+        for span in &plan.run {
+            let stream = self.streams.get_mut(&span.sequence).expect("it is known");
+            if let Tokens::Given(tokens) = &span.tokens {
+                stream.rows += tokens.len();
+            }
+        }
+    }
+
     /// The waiting are served in their order, and who gives way is the last in it that may.
     fn check_order(&mut self, before: &Before, now: &[Standing]) {
         let ran: BTreeSet<u64> = before.running.iter().map(|standing| standing.life).collect();
@@ -123,6 +137,7 @@ impl Oracle {
             let often = stream.preemptions;
             assert!(often <= PREEMPTIONS_MAX, "{} gave way {often} times", standing.sequence);
             assert!(!standing.is_kept, "{} was to be kept and gave way", standing.sequence);
+            stream.has_lived |= stream.rows > 0;
         }
         let stays = now.iter().filter(|standing| !standing.is_kept).map(|standing| standing.due).max();
         assert!(stays.is_none_or(|stays| stays < first), "{} gave way before later ones", first.1);
@@ -146,7 +161,7 @@ impl Oracle {
 
     /// Of what decodes leave of the budget, the first prefill in the order gets half, when there are pages for it.
     fn check_first_prefill(
-        &self,
+        &mut self,
         scheduler: &Scheduler,
         before: &Before,
         now: &[Standing],
@@ -167,15 +182,29 @@ impl Oracle {
         let was_short = scheduler.counters().preemptions > before.preemptions
             || scheduler.pool.available() < scheduler.groups + spoken_for
             || scheduler.pool.available() + scheduler.pool.pending() < needed;
-        if first.is_follower || was_short {
-            return;
-        }
         let decodes = decodes.len();
         let half = (self.config.max_num_batched_tokens - decodes).div_ceil(2);
-        let taken_over = after.computed - first.computed - planned.get(&first.sequence).copied().unwrap_or(0);
-        let due = half.min(first.to_prefill - taken_over);
         let got = planned.get(&first.sequence).copied().unwrap_or(0);
-        assert!(got >= due, "{} is the first to prefill and gets {got} tokens of {due}", first.sequence);
+        let taken_over = after.computed - first.computed - got;
+        let due = half.min(first.to_prefill - taken_over);
+        if first.is_follower || after.is_follower {
+            return;
+        }
+        let starved = match self.starved {
+            Some((life, plans)) if life == first.life && got == 0 => plans + 1,
+            _ => u64::from(got == 0),
+        };
+        self.starved = Some((first.life, starved));
+        self.seen.starved_max = self.seen.starved_max.max(starved);
+        let sequence = first.sequence;
+        assert!(
+            starved <= STARVED_MAX,
+            "{sequence} is the first to prefill and gets nothing in {starved} plans"
+        );
+        // It has the rest of its last block, however short pages are.
+        let room = after.table * scheduler.cache.block_size - (after.computed - got);
+        let due = if was_short { due.min(room) } else { due };
+        assert!(got >= due, "{sequence} is the first to prefill and gets {got} tokens of {due}");
     }
 
     /// Whoever is first of the waiting runs once those before it have made room: no later than when all that run have

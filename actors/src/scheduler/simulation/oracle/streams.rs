@@ -75,6 +75,10 @@ pub(in crate::scheduler::simulation) struct Stream {
     pub(super) missed_life: u64,
     /// Plans since its last decode was planned.
     pub(super) missed: u64,
+    /// Rows of its prompt in plans, as long as it has not given way or lost its group.
+    pub(super) rows: usize,
+    /// Whether what it finds may be what it computed itself, before it gave way.
+    pub(super) has_lived: bool,
 }
 
 impl Stream {
@@ -101,6 +105,8 @@ impl Stream {
             preemptions: 0,
             missed_life: 0,
             missed: 0,
+            rows: 0,
+            has_lived: false,
         }
     }
 
@@ -113,7 +119,7 @@ impl Stream {
     }
 
     pub(super) fn pause(&mut self) {
-        (self.last, self.missed) = (None, 0);
+        (self.last, self.missed, self.rows, self.has_lived) = (None, 0, 0, false);
     }
 
     fn len(&self) -> usize {
@@ -140,6 +146,11 @@ impl Stream {
         assert_eq!(self.outcome.cached_tokens, None, "the prompt was computed twice");
         assert!(self.outcome.sampled.is_empty(), "the prompt was computed after a token");
         assert!(cached_tokens < self.prompt_len, "the row that draws the first token was not computed");
+        let found = self.prompt_len - self.rows.min(self.prompt_len);
+        assert!(
+            self.has_lived || cached_tokens == found,
+            "{cached_tokens} tokens were there and not {found}"
+        );
         assert!(self.may_share || cached_tokens == 0, "{cached_tokens} tokens were nobody's to share");
         self.outcome.cached_tokens = Some(cached_tokens);
     }
