@@ -4,6 +4,7 @@ use consort_kernels::sampling::SamplingParams;
 
 use super::{
     AbsorbError, PREEMPTIONS_MAX, PagePool, Scheduler,
+    pool::Content,
     simulation::{SimShard, Simulation, VOCAB},
 };
 use crate::{
@@ -527,4 +528,18 @@ fn nothing_counts_as_found_that_was_lost_before_it_was_there() {
     simulation.form();
     simulation.drain();
     assert_eq!(simulation.outcome(1).cached_tokens, Some(0));
+}
+
+#[test]
+fn a_page_is_found_by_its_tokens_and_not_by_its_name_alone() {
+    let mut pool = PagePool::new(2, 4);
+    let (key, parent) = (BlockKey::root(None).next(&[1, 2, 3, 4]), BlockKey::root(None));
+    let page = pool.take(0).unwrap();
+    let content = |tokens| Content { key, parent, tokens };
+    pool.register(page, content(&[1, 2, 3, 4]));
+    assert_eq!(pool.find(content(&[1, 2, 3, 4]), 0), Some(page));
+    assert_eq!(pool.find(content(&[1, 2, 3, 5]), 0), None, "as if two had one name");
+    let other = BlockKey::root(None).next(&[9, 9, 9, 9]);
+    assert_eq!(pool.find(Content { parent: other, ..content(&[1, 2, 3, 4]) }, 0), None);
+    assert_eq!(pool.find(content(&[1, 2, 3, 4]), 1), None, "another group's page is another one");
 }

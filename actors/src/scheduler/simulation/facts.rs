@@ -250,6 +250,7 @@ fn a_quarter_of_the_pages_serves_64_requests_at_60_percent_of_the_speed_or_more(
     println!("longest gap {:.1} ms", quarter.seen.token_gap_max_ns as f64 / 1e6);
     assert_eq!((ample.seen.finished, quarter.seen.finished), (64, 64));
     assert_eq!(ample.counters.preemptions, 0);
+    assert!(quarter.counters.preemptions > 0, "pages are meant to be short");
     assert!(quarter.seen.preemptions_max <= PREEMPTIONS_MAX);
     // The gap in steps and in time is checked with every token.
     assert!(slow >= 0.6 * fast, "{slow:.0} of {fast:.0} tokens/s");
