@@ -5,7 +5,10 @@
 mod checks;
 mod replica;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use replica::{Replica, ToReplica, ToRouter};
 
@@ -18,6 +21,8 @@ use crate::{
 };
 
 const BLOCK: usize = 16;
+/// Tokens of the longest prompt.
+const PROMPT_MAX: usize = 200;
 
 /// SplitMix64.
 struct Random(u64);
@@ -78,6 +83,10 @@ fn layer_groups(random: &mut Random) -> LayerGroups {
 struct Simulation {
     config: RouterConfig,
     aging_ms: u64,
+    /// Whether prompts are cached; otherwise only choices of one request share theirs.
+    has_keys: bool,
+    /// Requests in a hundred that do not come: of those that do, some find a replica idle.
+    calm: usize,
     now_ms: u64,
     random: Random,
     router: Router,
@@ -95,19 +104,21 @@ struct Simulation {
 impl Simulation {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
+        let groups = layer_groups(&mut random);
+        // Pages for one prompt at least, and seldom for many.
+        let least = CacheSpec { groups, ..CacheSpec::new(BLOCK, 0) }.pages_for(PROMPT_MAX);
         let config = RouterConfig {
             replicas: 2 + random.below(3),
             max_num_seqs: 1 + random.below(8),
-            cache: CacheSpec {
-                groups: layer_groups(&mut random),
-                ..CacheSpec::new(BLOCK, 40 + random.below(200))
-            },
+            cache: CacheSpec { groups, ..CacheSpec::new(BLOCK, least + random.below(least * 4)) },
         };
         let replica = || Replica::new(config.cache.num_blocks);
         let mut simulation = Self {
             replicas: (0..config.replicas).map(|_| replica()).collect(),
             known: vec![None; config.replicas],
             router: Router::new(config),
+            has_keys: random.chance(75),
+            calm: [0, 60, 85][random.below(3)],
             waiting_max: 4 + random.below(60),
             aging_ms: [0, 30, 1000][random.below(3)],
             now_ms: 0,
@@ -135,7 +146,7 @@ impl Simulation {
     }
 
     fn submit(&mut self) {
-        let count = if self.random.chance(15) { 2 + self.random.below(4) } else { 1 };
+        let count = if self.random.chance(25) { 2 + self.random.below(4) } else { 1 };
         let family = self.random.below(6) as u32;
         // A third of all ask for the same long prefix.
         let prefix = if self.random.chance(33) { 160 } else { BLOCK * self.random.below(8) };
@@ -147,8 +158,8 @@ impl Simulation {
         let shape = WorkShape {
             prompt_tokens: tokens.len(),
             due: Due::new(self.now_ms, if self.random.chance(20) { -1 } else { 0 }, self.aging_ms),
-            keys: BlockKey::chain(None, &tokens, BLOCK).into(),
-            is_whole: self.random.chance(10),
+            keys: if self.has_keys { BlockKey::chain(None, &tokens, BLOCK).into() } else { Arc::default() },
+            is_whole: self.random.chance(25),
         };
         if self.waiting + count > self.waiting_max {
             self.refused += 1;
@@ -262,7 +273,11 @@ impl Simulation {
         if open.is_empty() {
             return;
         }
-        let sequence = open[self.random.below(open.len())];
+        let at = self.random.below(self.config.replicas);
+        let first = self.replicas[at].waiting.first().map(|place| place.sequence);
+        // As often one that others count on.
+        let first = first.filter(|first| self.asked[first].end.is_none() && self.random.chance(50));
+        let sequence = first.unwrap_or(open[self.random.below(open.len())]);
         self.end(sequence, End::Cancelled);
         if let Some(at) = self.router.place_of(sequence) {
             self.router.ended(sequence);
@@ -276,12 +291,13 @@ impl Simulation {
         self.now_ms += 1;
         let at = self.random.below(self.config.replicas);
         match self.random.below(1000) {
+            0..150 if self.random.chance(self.calm) => {}
             0..150 => self.submit(),
             150..160 => (0..self.random.below(20)).for_each(|_| self.submit()),
             160..420 => self.deliver(at),
             420..680 => self.hear(at),
-            680..975 => self.step(at),
-            975..985 => self.cancel(),
+            680..960 => self.step(at),
+            960..985 => self.cancel(),
             985..987 => self.lose(at, false),
             987..988 => self.lose(at, true),
             _ => self.come_up(at),
@@ -341,7 +357,7 @@ fn every_request_ends_once_whatever_happens_to_the_replicas() {
             let mut simulation = Simulation::new(seed);
             for event in 0..3000 {
                 simulation.event();
-                if event % 100 == 99 {
+                if event % 40 == 39 {
                     simulation.check_fairness();
                 }
             }

@@ -277,6 +277,11 @@ impl Router {
         self.open.get(&sequence).map(|placed| placed.moves)
     }
 
+    #[cfg(test)]
+    pub(super) fn uncached_of(&self, sequence: SequenceId) -> Option<usize> {
+        self.open.get(&sequence).map(|placed| placed.cost.uncached)
+    }
+
     pub(super) fn is_ready(&self, replica: ReplicaId) -> bool {
         self.seats.get(replica.index()).is_some_and(|seat| seat.is_ready)
     }

@@ -55,6 +55,7 @@ impl Simulation {
         self.settle();
         self.observe();
         self.check_room();
+        self.check_weights();
         self.rebalance();
         self.settle();
         let seats = self.config.max_num_seqs;
@@ -62,8 +63,8 @@ impl Simulation {
             // Those before the first that may be moved are admitted before it.
             let (mut ahead, mut pages) = (replica.running(), 0);
             let first = replica.waiting.iter().find(|place| {
-                let shape = &self.asked[&place.sequence].shape;
-                pages += self.pages(shape, replica.cached(shape));
+                let asked = &self.asked[&place.sequence];
+                pages += self.pages(&asked.shape, replica.cached(asked));
                 let may_move = self.may_move(place.sequence);
                 ahead += usize::from(!may_move);
                 may_move
@@ -89,6 +90,18 @@ impl Simulation {
     fn may_move(&self, sequence: SequenceId) -> bool {
         let mut open = self.asked[&sequence].group.iter().filter(|one| self.asked[*one].end.is_none());
         open.all(|one| !self.asked[one].started && self.router.moves_of(*one) < Some(MOVES_MAX))
+    }
+
+    /// Of choices that wait without a cache, one weighs as much as all of the prompt.
+    fn check_weights(&self) {
+        let all = self.asked.values().filter(|asked| asked.shape.keys.is_empty());
+        for Asked { shape, group, .. } in all {
+            let open = || group.iter().filter(|one| self.asked[*one].end.is_none());
+            let most = open().filter_map(|one| self.router.uncached_of(*one)).max();
+            if most.is_some() && open().all(|one| !self.asked[one].started) {
+                assert_eq!(most, Some(shape.prompt_tokens), "{group:?} weigh too little");
+            }
+        }
     }
 
     /// What the router takes for room is room, for requests of which nothing is cached.

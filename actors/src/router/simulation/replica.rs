@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{BLOCK, End, Simulation};
+use super::{Asked, BLOCK, End, Simulation};
 use crate::{config::CacheSpec, ids::SequenceId, order::Place, prefix::BlockKey, router::WorkShape};
 
 /// Tokens of one modelled step.
-const STEP_TOKENS: usize = 48;
+const STEP_TOKENS: usize = 40;
 
 pub(super) enum ToReplica {
     Submit(Vec<SequenceId>),
@@ -94,10 +94,16 @@ impl Replica {
         self.free_blocks.checked_sub(to_take).expect("those that run were promised more pages than there are")
     }
 
-    /// Tokens of a prompt that need not be computed here.
-    pub(super) fn cached(&self, shape: &WorkShape) -> usize {
+    /// Tokens of a prompt that need not be computed here: a prefix that is cached, or what another choice has.
+    pub(super) fn cached(&self, asked: &Asked) -> usize {
+        let Asked { shape, group, .. } = asked;
         let known = shape.keys.iter().take_while(|key| self.cache.contains(key)).count();
-        if shape.is_whole { 0 } else { (known * BLOCK).min(shape.prompt_tokens - 1) }
+        let all_but_last = shape.prompt_tokens - 1;
+        match group.iter().any(|one| self.running.contains_key(one)) {
+            _ if shape.is_whole => 0,
+            true => all_but_last,
+            false => (known * BLOCK).min(all_but_last),
+        }
     }
 }
 
@@ -225,7 +231,7 @@ impl Simulation {
         {
             let (sequence, replica) = (place.sequence, &self.replicas[at]);
             let asked = &self.asked[&sequence];
-            let cached = replica.cached(&asked.shape);
+            let cached = replica.cached(asked);
             let prefill = asked.shape.prompt_tokens - cached;
             let pages = self.pages(&asked.shape, cached);
             if pages > replica.free_for_newcomers() {
