@@ -114,7 +114,8 @@ pub struct ReplicaStatus {
 
 impl ReplicaStatus {
     /// The scheduler has ended, and all that it held is gone. What is still said to be open has failed, and nobody has
-    /// counted it; a scheduler that is stopped in good order ends its requests itself.
+    /// counted it; a scheduler that is stopped in good order ends its requests itself. One says what is open before it
+    /// goes on to plan, so that nothing is missed, or counted twice, when it fails there.
     pub(crate) fn end_open(&mut self) {
         self.finished.failed += (self.running + self.waiting) as u64;
         (self.running, self.waiting) = (0, 0);
@@ -265,6 +266,8 @@ pub(crate) struct StatusBoard {
 struct Board {
     block_size: usize,
     replicas: Vec<ReplicaStatus>,
+    /// Pages that each replica could give to newcomers, as its scheduler says.
+    free_blocks: Vec<usize>,
     /// What the ensemble as a whole was told, which outweighs what its replicas are: that it drains, stopped, or
     /// failed.
     told: Option<EnsembleState>,
@@ -279,7 +282,8 @@ impl StatusBoard {
         let state = combined(&replicas);
         let states = watch::Sender::new(state.clone());
         let (told, unplaced) = (None, FinishedCounts::default());
-        let board = Board { block_size, replicas, told, state, unplaced, moved_requests: 0 };
+        let free_blocks = replicas.iter().map(|replica| replica.total_blocks).collect();
+        let board = Board { block_size, replicas, free_blocks, told, state, unplaced, moved_requests: 0 };
         Self { board: Mutex::new(board), states }
     }
 
@@ -303,10 +307,14 @@ impl StatusBoard {
         self.board().replicas[replica.index()].clone()
     }
 
-    /// Blocks that each replica could hand out.
+    /// Pages that each replica could give to newcomers: fewer than are free where requests that run are still to take
+    /// theirs.
     pub(crate) fn free_blocks(&self) -> Vec<usize> {
-        let free = |replica: &ReplicaStatus| replica.total_blocks.saturating_sub(replica.used_blocks);
-        self.board().replicas.iter().map(free).collect()
+        self.board().free_blocks.clone()
+    }
+
+    pub(crate) fn set_free_blocks(&self, replica: ReplicaId, free_blocks: usize) {
+        self.board().free_blocks[replica.index()] = free_blocks;
     }
 
     pub(crate) fn update(&self, replica: ReplicaId, change: impl FnOnce(&mut ReplicaStatus)) {

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use consort_parallel::{collective::Collective, ids::Rank};
+use consort_parallel::{collective::Collective, ids::Rank, model::TokenLogprobs};
 
 use crate::{
     error::ShardError,
@@ -270,16 +270,25 @@ impl ShardExecutor for FakeExecutor {
                 Tokens::Given(tokens) => history.extend(tokens),
                 Tokens::LastSampled => history.push(last.expect("drawn")),
             }
-            if span.output == Output::Sample {
+            let mut output = SpanOutput {
+                sequence: span.sequence,
+                sampled: Vec::new(),
+                prompt_logprobs: Vec::new(),
+                broken: false,
+            };
+            if let (Output::PromptLogprobs { next, .. }, Tokens::Given(tokens)) = (&span.output, &span.tokens)
+            {
+                let predicted = tokens.iter().skip(1).chain(next);
+                let even = |&token: &u32| TokenLogprobs { token, logprob: -1.0, top: Vec::new() };
+                output.prompt_logprobs.extend(predicted.map(even));
+            }
+            if let Output::Sample | Output::PromptLogprobs { sample: true, .. } = span.output {
                 let token = fake_draw(history);
                 *last = Some(token);
-                let sampled = vec![Sampled { token, logprobs: None }];
-                outputs.push(SpanOutput {
-                    sequence: span.sequence,
-                    sampled,
-                    prompt_logprobs: Vec::new(),
-                    broken: false,
-                });
+                output.sampled.push(Sampled { token, logprobs: None });
+            }
+            if span.output != Output::Nothing {
+                outputs.push(output);
             }
         }
         for sequence in &plan.end {

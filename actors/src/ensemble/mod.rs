@@ -97,7 +97,7 @@ impl Ensemble {
     }
 
     /// Submits requests that belong together: all are accepted, or none is. The queue is asked for all places at once.
-    /// Neighbours with the same prompt are served by the same replica.
+    /// Neighbours with the same prompt are served by the same replica, where one can take over what the other computes.
     pub fn submit_all(&self, requests: Vec<Request>) -> Result<Vec<Generation>, SubmitError> {
         let shared = &self.inner.shared;
         match shared.board.state() {
@@ -141,13 +141,15 @@ impl Ensemble {
     }
 
     /// Puts neighbours of the same prompt together, with the keys by which a replica is chosen. They are reckoned
-    /// here, by whoever submits, and not by the one router; where there is no choice, not at all.
+    /// here, by whoever submits, and not by the one router; where there is no choice, not at all. One that asks for its
+    /// prompt's log-probabilities takes nothing over from those before it, so it begins a group of its own.
     fn grouped(&self, requests: Vec<Request>) -> Vec<Vec<(Request, Arc<[BlockKey]>)>> {
         let spec = &self.inner.shared.spec;
         let has_choice = spec.replicas() > 1 && spec.cache.prefix_caching;
         let mut groups: Vec<Vec<(Request, Arc<[BlockKey]>)>> = Vec::new();
         for request in requests {
-            let same = groups.last_mut().filter(|group| {
+            let takes_over = request.prompt_logprobs.is_none();
+            let same = groups.last_mut().filter(|_| takes_over).filter(|group| {
                 group.first().is_some_and(|(other, _)| {
                     (&other.prompt, other.cache_salt, other.priority)
                         == (&request.prompt, request.cache_salt, request.priority)

@@ -233,6 +233,11 @@ impl Home {
         self.shared.board.update(self.replica, change);
     }
 
+    /// Says how many pages this replica could give to newcomers.
+    pub(crate) fn set_free_blocks(&self, free_blocks: usize) {
+        self.shared.board.set_free_blocks(self.replica, free_blocks);
+    }
+
     pub(crate) fn transition(&self, next: EnsembleState) {
         self.shared.board.replica_transition(self.replica, next);
     }

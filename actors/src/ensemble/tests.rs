@@ -2,6 +2,7 @@
 
 mod failing;
 mod joining;
+mod panics;
 mod replicas;
 
 use std::{

@@ -127,6 +127,7 @@ impl RouterState {
                 self.shared.spec.scheduler.priority_aging_ms,
             ),
             keys: Arc::clone(&first.keys),
+            is_whole: first.request.prompt_logprobs.is_some(),
         };
         let sequences: Vec<SequenceId> = group.iter().map(|one| one.sequence).collect();
         match self.router.place(&sequences, &shape) {

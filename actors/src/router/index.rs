@@ -4,6 +4,15 @@ use std::collections::BTreeMap;
 
 use crate::prefix::BlockKey;
 
+/// What is remembered of a block.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// When it was last entered, on a clock that counts entries.
+    age: u64,
+    /// Whether a request that has it was begun. Of a chain, this too is known of its beginning.
+    is_begun: bool,
+}
+
 /// Keys of blocks that were sent to one replica, the least recently sent forgotten first. Bounded: a replica cannot
 /// hold more blocks than its pool has.
 ///
@@ -12,8 +21,7 @@ use crate::prefix::BlockKey;
 #[derive(Clone, Debug)]
 pub(super) struct PrefixIndex {
     capacity: usize,
-    /// When each key was last entered, on a clock of its own that counts entries.
-    entered: BTreeMap<BlockKey, u64>,
+    entered: BTreeMap<BlockKey, Entry>,
     by_age: BTreeMap<u64, BlockKey>,
     next_entry: u64,
 }
@@ -28,13 +36,26 @@ impl PrefixIndex {
         chain.partition_point(|key| self.entered.contains_key(key))
     }
 
+    /// How many of these keys are known, from the first on, by requests that were begun.
+    pub(super) fn begun(&self, chain: &[BlockKey]) -> usize {
+        chain.partition_point(|key| self.entered.get(key).is_some_and(|entry| entry.is_begun))
+    }
+
+    /// A request was begun that has these blocks, which were entered with it.
+    pub(super) fn begin(&mut self, chain: &[BlockKey]) {
+        for key in chain {
+            let Some(entry) = self.entered.get_mut(key) else { return };
+            entry.is_begun = true;
+        }
+    }
+
     /// These blocks are, or will be, there.
     pub(super) fn enter(&mut self, chain: &[BlockKey]) {
         // Of a chain longer than all that is remembered, its beginning.
         for key in chain.iter().take(self.capacity).rev() {
-            if let Some(before) = self.entered.insert(*key, self.next_entry) {
-                self.by_age.remove(&before);
-            }
+            let entry = self.entered.entry(*key).or_insert(Entry { age: self.next_entry, is_begun: false });
+            self.by_age.remove(&entry.age);
+            entry.age = self.next_entry;
             self.by_age.insert(self.next_entry, *key);
             self.next_entry += 1;
         }
@@ -54,7 +75,8 @@ impl PrefixIndex {
         assert!(self.entered.len() <= self.capacity, "more prefixes are remembered than may be");
         assert_eq!(self.entered.len(), self.by_age.len(), "a remembered prefix has no age");
         for (age, key) in &self.by_age {
-            assert_eq!(self.entered.get(key), Some(age), "{key:?} has two ages");
+            let entered = self.entered.get(key).map(|entry| entry.age);
+            assert_eq!(entered, Some(*age), "{key:?} has two ages");
         }
     }
 }

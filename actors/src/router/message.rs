@@ -10,7 +10,7 @@ use crate::{
 /// Messages of the router actor.
 ///
 /// The mailbox is unbounded by construction and bounded by what may be sent: at most `max_waiting_requests` submissions
-/// that have not started, one cancellation, three turns and a few moves of each open request, and what replicas say of
+/// that have not started, one cancellation, four turns and a few moves of each open request, and what replicas say of
 /// their lives.
 pub(crate) enum RouterMessage {
     /// Place requests. Those of one group have the same prompt and stay together.

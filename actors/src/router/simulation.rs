@@ -3,8 +3,14 @@
 //! Every run prints its seed when it fails; `CONSORT_ROUTER_SEED` runs one of them again.
 
 mod checks;
+mod replica;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
+
+use replica::{Replica, ToReplica, ToRouter};
 
 use super::{OPEN_REQUEST_TOKENS, Router, RouterConfig, Withdrawal, WorkShape};
 use crate::{
@@ -14,9 +20,9 @@ use crate::{
     prefix::BlockKey,
 };
 
-/// Tokens of one modelled step.
-const STEP_TOKENS: usize = 48;
 const BLOCK: usize = 16;
+/// Tokens of the longest prompt.
+const PROMPT_MAX: usize = 200;
 
 /// SplitMix64.
 struct Random(u64);
@@ -62,52 +68,6 @@ impl Asked {
     }
 }
 
-enum ToReplica {
-    Submit(Vec<SequenceId>),
-    Cancel(SequenceId),
-    GiveBack(Vec<SequenceId>),
-}
-
-enum ToRouter {
-    Started(SequenceId),
-    Prefilled(SequenceId),
-    Ended(SequenceId),
-    Kept(SequenceId),
-    /// All of one group.
-    GivenBack(Vec<SequenceId>),
-    /// With the number of the scheduler to speak to.
-    Ready(u64),
-    Lost,
-    Gone,
-}
-
-struct Running {
-    prefill: usize,
-    decodes: usize,
-    pages: usize,
-}
-
-/// A scheduler and its group, as simple as they can be: first in line, first served.
-#[derive(Default)]
-struct Replica {
-    is_up: bool,
-    /// Schedulers before the present one.
-    scheduler: u64,
-    inbox: VecDeque<ToReplica>,
-    /// What it has told and the router has not heard.
-    outbox: VecDeque<ToRouter>,
-    waiting: BTreeSet<Place>,
-    running: BTreeMap<SequenceId, Running>,
-    cache: BTreeSet<BlockKey>,
-    free_blocks: usize,
-}
-
-impl Replica {
-    fn holds(&self, sequence: SequenceId) -> bool {
-        self.running.contains_key(&sequence) || self.waiting.iter().any(|place| place.sequence == sequence)
-    }
-}
-
 /// What a block of tokens takes, in every run another one of these.
 fn layer_groups(random: &mut Random) -> LayerGroups {
     let all: [&[Option<usize>]; 5] = [
@@ -123,6 +83,10 @@ fn layer_groups(random: &mut Random) -> LayerGroups {
 struct Simulation {
     config: RouterConfig,
     aging_ms: u64,
+    /// Whether prompts are cached; otherwise only choices of one request share theirs.
+    has_keys: bool,
+    /// Requests in a hundred that do not come: of those that do, some find a replica idle.
+    calm: usize,
     now_ms: u64,
     random: Random,
     router: Router,
@@ -140,19 +104,21 @@ struct Simulation {
 impl Simulation {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
+        let groups = layer_groups(&mut random);
+        // Pages for one prompt at least, and seldom for many.
+        let least = CacheSpec { groups, ..CacheSpec::new(BLOCK, 0) }.pages_for(PROMPT_MAX);
         let config = RouterConfig {
             replicas: 2 + random.below(3),
             max_num_seqs: 1 + random.below(8),
-            cache: CacheSpec {
-                groups: layer_groups(&mut random),
-                ..CacheSpec::new(BLOCK, 40 + random.below(200))
-            },
+            cache: CacheSpec { groups, ..CacheSpec::new(BLOCK, least + random.below(least * 4)) },
         };
-        let replica = || Replica { free_blocks: config.cache.num_blocks, ..Replica::default() };
+        let replica = || Replica::new(config.cache.num_blocks);
         let mut simulation = Self {
             replicas: (0..config.replicas).map(|_| replica()).collect(),
             known: vec![None; config.replicas],
             router: Router::new(config),
+            has_keys: random.chance(75),
+            calm: [0, 60, 85][random.below(3)],
             waiting_max: 4 + random.below(60),
             aging_ms: [0, 30, 1000][random.below(3)],
             now_ms: 0,
@@ -168,47 +134,6 @@ impl Simulation {
         simulation
     }
 
-    fn come_up(&mut self, at: usize) {
-        let replica = &mut self.replicas[at];
-        if !replica.is_up {
-            replica.is_up = true;
-            replica.outbox.push_back(ToRouter::Ready(replica.scheduler));
-        }
-    }
-
-    /// Loses a replica's group, or its scheduler with it.
-    fn lose(&mut self, at: usize, with_scheduler: bool) {
-        let replica = &mut self.replicas[at];
-        if !replica.is_up && !with_scheduler {
-            return;
-        }
-        replica.is_up = false;
-        replica.cache.clear();
-        replica.free_blocks = self.config.cache.num_blocks;
-        let running = std::mem::take(&mut replica.running).into_keys();
-        let mut failed: Vec<SequenceId> = running.collect();
-        let waiting: Vec<SequenceId> =
-            std::mem::take(&mut replica.waiting).into_iter().map(|place| place.sequence).collect();
-        if with_scheduler {
-            failed.extend(waiting);
-            failed.extend(replica.inbox.drain(..).flat_map(|message| match message {
-                ToReplica::Submit(group) => group,
-                _ => Vec::new(),
-            }));
-            replica.scheduler += 1;
-            replica.outbox.push_back(ToRouter::Gone);
-        } else {
-            replica.outbox.push_back(ToRouter::Lost);
-            let mut groups: BTreeMap<SequenceId, Vec<SequenceId>> = BTreeMap::new();
-            for sequence in waiting {
-                groups.entry(self.asked[&sequence].group[0]).or_default().push(sequence);
-            }
-            replica.outbox.extend(groups.into_values().map(ToRouter::GivenBack));
-            replica.outbox.extend(failed.iter().map(|sequence| ToRouter::Ended(*sequence)));
-        }
-        failed.into_iter().for_each(|sequence| self.end(sequence, End::Failed));
-    }
-
     fn end(&mut self, sequence: SequenceId, end: End) {
         let asked = self.asked.get_mut(&sequence).expect("it was asked for");
         // A reader that has left may be told of nothing more.
@@ -221,7 +146,7 @@ impl Simulation {
     }
 
     fn submit(&mut self) {
-        let count = if self.random.chance(15) { 2 + self.random.below(4) } else { 1 };
+        let count = if self.random.chance(25) { 2 + self.random.below(4) } else { 1 };
         let family = self.random.below(6) as u32;
         // A third of all ask for the same long prefix.
         let prefix = if self.random.chance(33) { 160 } else { BLOCK * self.random.below(8) };
@@ -233,7 +158,8 @@ impl Simulation {
         let shape = WorkShape {
             prompt_tokens: tokens.len(),
             due: Due::new(self.now_ms, if self.random.chance(20) { -1 } else { 0 }, self.aging_ms),
-            keys: BlockKey::chain(None, &tokens, BLOCK).into(),
+            keys: if self.has_keys { BlockKey::chain(None, &tokens, BLOCK).into() } else { Arc::default() },
+            is_whole: self.random.chance(25),
         };
         if self.waiting + count > self.waiting_max {
             self.refused += 1;
@@ -243,7 +169,8 @@ impl Simulation {
         let sequences: Vec<SequenceId> = (first..first + count as u64).map(SequenceId).collect();
         for &sequence in &sequences {
             let decodes = 1 + self.random.below(30);
-            let (shape, group) = (shape.clone(), sequences.clone());
+            let (mut shape, group) = (shape.clone(), sequences.clone());
+            shape.is_whole &= sequence == sequences[0];
             self.asked.insert(sequence, Asked { shape, decodes, end: None, started: false, group });
             self.waiting += 1;
         }
@@ -277,40 +204,7 @@ impl Simulation {
 
     fn observe(&mut self) {
         for (at, replica) in (0..).map(ReplicaId).zip(&self.replicas) {
-            self.router.observe(at, replica.free_blocks);
-        }
-    }
-
-    /// One message reaches a replica.
-    fn deliver(&mut self, at: usize) {
-        let replica = &mut self.replicas[at];
-        match replica.inbox.pop_front() {
-            None => {}
-            Some(ToReplica::Submit(group)) if replica.is_up => {
-                replica
-                    .waiting
-                    .extend(group.into_iter().map(|sequence| self.asked[&sequence].place(sequence)));
-            }
-            Some(ToReplica::Submit(group)) => replica.outbox.push_back(ToRouter::GivenBack(group)),
-            Some(ToReplica::Cancel(sequence)) => {
-                replica.waiting.remove(&self.asked[&sequence].place(sequence));
-                if let Some(running) = replica.running.remove(&sequence) {
-                    replica.free_blocks += running.pages;
-                }
-                replica.outbox.push_back(ToRouter::Ended(sequence));
-            }
-            Some(ToReplica::GiveBack(group)) => {
-                let open: Vec<SequenceId> =
-                    group.into_iter().filter(|sequence| replica.holds(*sequence)).collect();
-                if open.iter().any(|sequence| replica.running.contains_key(sequence)) {
-                    replica.outbox.extend(open.into_iter().map(ToRouter::Kept));
-                } else if !open.is_empty() {
-                    for sequence in &open {
-                        replica.waiting.remove(&self.asked[sequence].place(*sequence));
-                    }
-                    replica.outbox.push_back(ToRouter::GivenBack(open));
-                }
-            }
+            self.router.observe(at, replica.free_for_newcomers());
         }
     }
 
@@ -369,76 +263,6 @@ impl Simulation {
         self.router.check_invariants();
     }
 
-    /// Pages that a prompt takes beside those of so many tokens that are there.
-    fn pages(&self, shape: &WorkShape, cached: usize) -> usize {
-        let CacheSpec { groups, .. } = self.config.cache;
-        let blocks = shape.prompt_tokens.div_ceil(BLOCK);
-        groups
-            .windows()
-            .map(|window| match window {
-                None => blocks - cached / BLOCK,
-                // A window that begins in the middle of a block reaches into one more.
-                Some(window) => blocks.min(window.saturating_sub(1).div_ceil(BLOCK) + 1),
-            })
-            .sum()
-    }
-
-    /// One step of a replica: decodes, prefill, admissions, all in order.
-    fn step(&mut self, at: usize) {
-        let replica = &mut self.replicas[at];
-        if !replica.is_up {
-            return;
-        }
-        let mut budget = STEP_TOKENS;
-        let mut ended = Vec::new();
-        for (sequence, running) in &mut replica.running {
-            if running.prefill > 0 {
-                let chunk = running.prefill.min(budget);
-                (running.prefill, budget) = (running.prefill - chunk, budget - chunk);
-                if running.prefill == 0 {
-                    replica.outbox.push_back(ToRouter::Prefilled(*sequence));
-                }
-            } else {
-                running.decodes -= 1;
-                budget = budget.saturating_sub(1);
-                if running.decodes == 0 {
-                    ended.push(*sequence);
-                }
-            }
-        }
-        for sequence in &ended {
-            let running = replica.running.remove(sequence).expect("it ran");
-            replica.free_blocks += running.pages;
-            replica.outbox.push_back(ToRouter::Ended(*sequence));
-        }
-        while let Some(&place) = self.replicas[at].waiting.first()
-            && self.replicas[at].running.len() < self.config.max_num_seqs
-            && budget > 0
-        {
-            let (sequence, replica) = (place.sequence, &self.replicas[at]);
-            let asked = &self.asked[&sequence];
-            let known = asked.shape.keys.iter().take_while(|key| replica.cache.contains(key)).count();
-            let cached = (known * BLOCK).min(asked.shape.prompt_tokens - 1);
-            let prefill = asked.shape.prompt_tokens - cached;
-            let pages = self.pages(&asked.shape, cached);
-            if pages > replica.free_blocks {
-                break;
-            }
-            let replica = &mut self.replicas[at];
-            let asked = self.asked.get_mut(&sequence).expect("it was asked for");
-            replica.waiting.remove(&place);
-            replica.free_blocks -= pages;
-            replica.cache.extend(asked.shape.keys.iter());
-            replica.running.insert(sequence, Running { prefill, decodes: asked.decodes, pages });
-            replica.outbox.push_back(ToRouter::Started(sequence));
-            assert!(!asked.started, "{sequence} started twice");
-            asked.started = true;
-            self.waiting -= usize::from(asked.end.is_none());
-            budget = budget.saturating_sub(prefill);
-        }
-        ended.into_iter().for_each(|sequence| self.end(sequence, End::Finished));
-    }
-
     fn cancel(&mut self) {
         let open: Vec<SequenceId> = self
             .asked
@@ -449,7 +273,11 @@ impl Simulation {
         if open.is_empty() {
             return;
         }
-        let sequence = open[self.random.below(open.len())];
+        let at = self.random.below(self.config.replicas);
+        let first = self.replicas[at].waiting.first().map(|place| place.sequence);
+        // As often one that others count on.
+        let first = first.filter(|first| self.asked[first].end.is_none() && self.random.chance(50));
+        let sequence = first.unwrap_or(open[self.random.below(open.len())]);
         self.end(sequence, End::Cancelled);
         if let Some(at) = self.router.place_of(sequence) {
             self.router.ended(sequence);
@@ -463,12 +291,13 @@ impl Simulation {
         self.now_ms += 1;
         let at = self.random.below(self.config.replicas);
         match self.random.below(1000) {
+            0..150 if self.random.chance(self.calm) => {}
             0..150 => self.submit(),
             150..160 => (0..self.random.below(20)).for_each(|_| self.submit()),
             160..420 => self.deliver(at),
             420..680 => self.hear(at),
-            680..975 => self.step(at),
-            975..985 => self.cancel(),
+            680..960 => self.step(at),
+            960..985 => self.cancel(),
             985..987 => self.lose(at, false),
             987..988 => self.lose(at, true),
             _ => self.come_up(at),
@@ -503,8 +332,7 @@ impl Simulation {
         self.settle();
         assert_eq!((self.router.open(), self.waiting), (0, 0));
         for replica in &self.replicas {
-            assert!(replica.running.is_empty() && replica.waiting.is_empty(), "something still runs");
-            assert_eq!(replica.free_blocks, self.config.cache.num_blocks, "pages are lost");
+            assert!(replica.is_idle(self.config.cache.num_blocks), "something still runs, or pages are lost");
         }
         assert!((0..self.config.replicas as u16).all(|at| self.router.load(ReplicaId(at)) == 0));
     }
@@ -529,7 +357,7 @@ fn every_request_ends_once_whatever_happens_to_the_replicas() {
             let mut simulation = Simulation::new(seed);
             for event in 0..3000 {
                 simulation.event();
-                if event % 100 == 99 {
+                if event % 40 == 39 {
                     simulation.check_fairness();
                 }
             }
@@ -563,7 +391,7 @@ fn a_hot_prefix_is_computed_a_few_times_and_spread_over_all_replicas() {
     let config = RouterConfig { replicas: 4, max_num_seqs: 64, cache: CacheSpec::new(BLOCK, 4000) };
     simulation.config = config;
     simulation.router = Router::new(config);
-    let replica = || Replica { free_blocks: config.cache.num_blocks, ..Replica::default() };
+    let replica = || Replica::new(config.cache.num_blocks);
     (simulation.replicas, simulation.known) = ((0..4).map(|_| replica()).collect(), vec![None; 4]);
     (0..4).for_each(|at| simulation.come_up(at));
     simulation.settle();
@@ -573,7 +401,8 @@ fn a_hot_prefix_is_computed_a_few_times_and_spread_over_all_replicas() {
         let tokens: Vec<u32> =
             std::iter::repeat_n(7, 1504).chain(std::iter::repeat_n(1000 + one as u32, 8)).collect();
         let keys = BlockKey::chain(None, &tokens, BLOCK).into();
-        let shape = WorkShape { prompt_tokens: tokens.len(), due: Due::new(one, 0, 0), keys };
+        let shape =
+            WorkShape { prompt_tokens: tokens.len(), due: Due::new(one, 0, 0), keys, is_whole: false };
         let (ours, group) = (shape.clone(), vec![SequenceId(one)]);
         let asked = Asked { shape: ours, decodes: 10_000, end: None, started: false, group };
         simulation.asked.insert(SequenceId(one), asked);
@@ -590,7 +419,7 @@ fn a_hot_prefix_is_computed_a_few_times_and_spread_over_all_replicas() {
         }
     }
     simulation.settle();
-    let running: Vec<usize> = simulation.replicas.iter().map(|replica| replica.running.len()).collect();
+    let running: Vec<usize> = simulation.replicas.iter().map(Replica::running).collect();
     println!("{running:?} run, {uncached} tokens were computed");
     let bound = 1504 / OPEN_REQUEST_TOKENS + 1;
     let (most, least) = (running.iter().max().expect("four"), running.iter().min().expect("four"));

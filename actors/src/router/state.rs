@@ -1,4 +1,7 @@
-//! The pure router: places requests, follows them, and says which of those that wait should move.
+//! The pure router: places requests and follows them.
+
+mod invariants;
+mod moving;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,9 +9,9 @@ use std::{
 };
 
 use super::{
-    MOVES_MAX, OPEN_REQUEST_TOKENS,
+    OPEN_REQUEST_TOKENS,
     index::PrefixIndex,
-    work::{RouterConfig, Withdrawal, WorkShape},
+    work::{RouterConfig, WorkShape},
 };
 use crate::{
     ids::{ReplicaId, SequenceId},
@@ -34,6 +37,25 @@ impl Stage {
     }
 }
 
+/// What a request's prompt costs its replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cost {
+    /// Tokens that are computed.
+    uncached: usize,
+    /// Pages that are taken.
+    pages: usize,
+}
+
+impl Cost {
+    fn plus(self, other: Self) -> Self {
+        Self { uncached: self.uncached + other.uncached, pages: self.pages + other.pages }
+    }
+
+    fn max(self, other: Self) -> Self {
+        Self { uncached: self.uncached.max(other.uncached), pages: self.pages.max(other.pages) }
+    }
+}
+
 /// One open request.
 #[derive(Clone, Debug)]
 struct Placed {
@@ -41,9 +63,7 @@ struct Placed {
     /// It and all that were placed together with it.
     group: Arc<[SequenceId]>,
     at: ReplicaId,
-    /// Tokens of its prompt that its replica computes, and pages that it takes for it there.
-    uncached: usize,
-    pages: usize,
+    cost: Cost,
     stage: Stage,
     moves: u8,
 }
@@ -58,7 +78,7 @@ struct Newcomer {
 impl Placed {
     /// Tokens of prefill that are still to be computed, as far as anybody was told.
     fn outstanding(&self) -> usize {
-        if self.stage == Stage::Decoding { 0 } else { self.uncached }
+        if self.stage == Stage::Decoding { 0 } else { self.cost.uncached }
     }
 }
 
@@ -67,7 +87,8 @@ impl Placed {
 struct Seat {
     is_ready: bool,
     index: PrefixIndex,
-    /// Pages that its scheduler could hand out, when it last said so.
+    /// Pages that its scheduler could give to newcomers, when it last said so. Those that will be taken by requests
+    /// which have started are none of them.
     free_blocks: usize,
     /// Open requests, and those that are on their way here.
     open: usize,
@@ -101,8 +122,9 @@ impl Seat {
 /// **Order.** What waits is moved in the order in which schedulers serve it, see [`Place`]; a request that is moved
 /// keeps its place.
 ///
-/// **Groups.** Requests of one prompt that were placed together share what one of them computes. They stay together:
-/// they are moved all at once, and none is once one of them has started.
+/// **Groups.** Requests of one prompt that were placed together share what the first of them computes; when it ends
+/// before the others, the next one computes it. They stay together: they are moved all at once, and none is once one of
+/// them has started.
 #[derive(Clone, Debug)]
 pub struct Router {
     config: RouterConfig,
@@ -152,7 +174,8 @@ impl Router {
         there.into_iter().for_each(|sequence| self.ended(sequence));
     }
 
-    /// Pages that a replica could hand out now.
+    /// Pages that a replica could give to newcomers now: neither held by requests that run, nor still to be taken by
+    /// them.
     pub fn observe(&mut self, replica: ReplicaId, free_blocks: usize) {
         if let Some(seat) = self.seats.get_mut(replica.index()) {
             seat.free_blocks = free_blocks;
@@ -164,10 +187,11 @@ impl Router {
     pub fn place(&mut self, sequences: &[SequenceId], shape: &WorkShape) -> Option<ReplicaId> {
         let at = self.choose(shape, sequences.len())?;
         let group: Arc<[SequenceId]> = sequences.into();
-        let newcomer = |&sequence: &SequenceId| {
-            (sequence, Newcomer { shape: shape.clone(), group: Arc::clone(&group), moves: 0 })
+        let newcomer = |(nth, &sequence): (usize, &SequenceId)| {
+            let shape = WorkShape { is_whole: shape.is_whole && nth == 0, ..shape.clone() };
+            (sequence, Newcomer { shape, group: Arc::clone(&group), moves: 0 })
         };
-        self.enter(sequences.iter().map(newcomer), at);
+        self.enter(sequences.iter().enumerate().map(newcomer), at);
         Some(at)
     }
 
@@ -217,24 +241,6 @@ impl Router {
         self.open.get(&sequence).map(|placed| placed.at)
     }
 
-    /// Requests that wait where it is full while another replica could serve them at once, or sooner. They are to be
-    /// asked back; [`Router::given_back`], [`Router::kept`] or [`Router::started`] says what came of that.
-    pub fn rebalance(&mut self) -> Vec<Withdrawal> {
-        let mut withdrawals = Vec::new();
-        // Replicas whose first in line is to stay: those behind it are not served before it anywhere.
-        let mut settled = vec![false; self.seats.len()];
-        while let Some((from, sequences)) = self.next_waiting(&settled) {
-            match self.better_place(&sequences, from) {
-                Some(to) => {
-                    self.promise(&sequences, to);
-                    withdrawals.push(Withdrawal { sequences, from, to });
-                }
-                None => settled[from.index()] = true,
-            }
-        }
-        withdrawals
-    }
-
     /// Requests that are open.
     pub fn open(&self) -> usize {
         self.open.len()
@@ -251,16 +257,29 @@ impl Router {
         self.seats.get(replica.index()).map_or(0, Seat::load)
     }
 
-    /// Tokens of this prompt that a replica is believed to hold. The last token is computed in any case: its row is
-    /// what is drawn from.
+    /// Tokens of this prompt that a replica need not compute, because it is believed to hold them, or to hold them by
+    /// then. The last token is computed in any case: its row is what is drawn from.
     pub fn known_tokens(&self, replica: ReplicaId, shape: &WorkShape) -> usize {
         let blocks = self.seats.get(replica.index()).map_or(0, |seat| seat.index.known(&shape.keys));
-        (blocks * self.config.cache.block_size).min(shape.prompt_tokens.saturating_sub(1))
+        self.saved_tokens(blocks, shape)
+    }
+
+    /// Tokens of a prompt that need not be computed where so many of its blocks are there.
+    fn saved_tokens(&self, blocks: usize, shape: &WorkShape) -> usize {
+        match shape.is_whole {
+            true => 0,
+            false => (blocks * self.config.cache.block_size).min(shape.prompt_tokens.saturating_sub(1)),
+        }
     }
 
     #[cfg(test)]
     pub(super) fn moves_of(&self, sequence: SequenceId) -> Option<u8> {
         self.open.get(&sequence).map(|placed| placed.moves)
+    }
+
+    #[cfg(test)]
+    pub(super) fn uncached_of(&self, sequence: SequenceId) -> Option<usize> {
+        self.open.get(&sequence).map(|placed| placed.cost.uncached)
     }
 
     pub(super) fn is_ready(&self, replica: ReplicaId) -> bool {
@@ -289,81 +308,50 @@ impl Router {
     pub(super) fn has_room(&self, replica: ReplicaId, shape: &WorkShape, count: usize) -> bool {
         let Some(seat) = self.seats.get(replica.index()) else { return false };
         let count = count.min(self.config.max_num_seqs);
-        let needed: usize = (0..count).map(|nth| self.pages_at(replica, shape, nth)).sum();
+        let needed: usize = (0..count).map(|nth| self.cost_of(replica, shape, nth).pages).sum();
         seat.open + seat.arriving + count <= self.config.max_num_seqs
             && seat.pledged.saturating_add(needed) <= seat.free_blocks
     }
 
-    /// Tokens of its prompt that the `nth` of a group need not compute at a replica: the first one computes it for all.
-    fn saved_tokens(&self, replica: ReplicaId, shape: &WorkShape, nth: usize) -> usize {
-        if nth == 0 { self.known_tokens(replica, shape) } else { shape.prompt_tokens.saturating_sub(1) }
-    }
-
-    /// Pages that the `nth` of a group takes at a replica for its prompt.
-    fn pages_at(&self, replica: ReplicaId, shape: &WorkShape, nth: usize) -> usize {
-        self.config.pages(shape.prompt_tokens, self.saved_tokens(replica, shape, nth))
-    }
-
-    /// The first in line of all that wait, with its group, and where; except at the replicas that are `settled`.
-    fn next_waiting(&self, settled: &[bool]) -> Option<(ReplicaId, Vec<SequenceId>)> {
-        let numbered = (0..).map(ReplicaId).zip(&self.seats).zip(settled);
-        let first = |((replica, seat), settled): ((ReplicaId, &Seat), &bool)| {
-            // What waits where nothing is served is given back unasked.
-            if *settled || !seat.is_ready {
-                return None;
-            }
-            seat.waiting.iter().find(|place| self.may_move(place.sequence)).map(|&place| (place, replica))
+    /// What the `nth` of a group costs a replica: the first one computes the prompt for all.
+    fn cost_of(&self, replica: ReplicaId, shape: &WorkShape, nth: usize) -> Cost {
+        let saved = match nth {
+            0 => self.known_tokens(replica, shape),
+            _ => shape.prompt_tokens.saturating_sub(1),
         };
-        let (place, replica) = numbered.filter_map(first).min()?;
-        let group = &self.open.get(&place.sequence)?.group;
-        let open = group.iter().copied().filter(|sequence| self.open.contains_key(sequence));
-        Some((replica, open.collect()))
+        self.cost(shape, saved)
     }
 
-    /// Whether all of a request's group wait, and were not moved too often.
-    fn may_move(&self, sequence: SequenceId) -> bool {
-        let Some(placed) = self.open.get(&sequence) else { return false };
-        let mut group = placed.group.iter().filter_map(|sequence| self.open.get(sequence));
-        group.all(|one| one.stage == Stage::Waiting && one.at == placed.at && one.moves < MOVES_MAX)
+    /// What a request costs a replica where nobody computes anything for it who has not begun.
+    fn cost_alone(&self, replica: ReplicaId, shape: &WorkShape) -> Cost {
+        let blocks = self.seats.get(replica.index()).map_or(0, |seat| seat.index.begun(&shape.keys));
+        self.cost(shape, self.saved_tokens(blocks, shape))
     }
 
-    /// Where a group that waits at `from`, first in line, would be served sooner.
-    fn better_place(&self, sequences: &[SequenceId], from: ReplicaId) -> Option<ReplicaId> {
-        let placed = self.open.get(sequences.first()?)?;
-        let others = self.ready_replicas().filter(|(replica, _)| *replica != from);
-        let with_room = others.filter(|(replica, _)| self.has_room(*replica, &placed.shape, sequences.len()));
-        let soonest = |replica: ReplicaId, seat: &Seat| {
-            seat.outstanding + placed.shape.prompt_tokens - self.known_tokens(replica, &placed.shape)
-        };
-        let cost = |(replica, seat): &(ReplicaId, &Seat)| (soonest(*replica, seat), seat.load(), *replica);
-        let (to, there) = with_room.min_by_key(cost)?;
-        let here = self.seats.get(from.index())?;
-        let running = here.open - here.waiting.len();
-        let is_full = running >= self.config.max_num_seqs || here.free_blocks < placed.pages;
-        // Before it come only those that have started: it is the first in line.
-        let stays = here.outstanding_of_started + placed.uncached;
-        (is_full || stays > soonest(to, there)).then_some(to)
+    fn cost(&self, shape: &WorkShape, saved: usize) -> Cost {
+        let pages = self.config.pages(shape.prompt_tokens, saved);
+        Cost { uncached: shape.prompt_tokens - saved, pages }
     }
 
     /// Takes in requests of one group.
     fn enter(&mut self, group: impl Iterator<Item = (SequenceId, Newcomer)>, at: ReplicaId) {
         for (nth, (sequence, newcomer)) in group.enumerate() {
             let Newcomer { shape, group, moves } = newcomer;
-            let uncached = shape.prompt_tokens - self.saved_tokens(at, &shape, nth);
-            let pages = self.pages_at(at, &shape, nth);
+            let cost = self.cost_of(at, &shape, nth);
             let seat = &mut self.seats[at.index()];
             seat.index.enter(&shape.keys);
             seat.open += 1;
-            seat.outstanding += uncached;
-            seat.pledged += pages;
+            seat.outstanding += cost.uncached;
+            seat.pledged += cost.pages;
             seat.waiting.insert(Place { due: shape.due, sequence });
-            let placed = Placed { shape, group, at, uncached, pages, stage: Stage::Waiting, moves };
+            let placed = Placed { shape, group, at, cost, stage: Stage::Waiting, moves };
             let before = self.open.insert(sequence, placed);
             assert!(before.is_none(), "{sequence} was placed twice");
         }
     }
 
-    /// Takes a request out. What it was about to do is left in its stage.
+    /// Takes a request out; what it was to compute for others of its group goes to the next of them. What it was about
+    /// to do is left in its stage.
     fn leave(&mut self, sequence: SequenceId) -> Option<Placed> {
         let stage = self.open.get(&sequence)?.stage;
         self.stay(sequence);
@@ -374,26 +362,55 @@ impl Router {
         match placed.stage {
             Stage::Waiting | Stage::Leaving { .. } => {
                 seat.waiting.remove(&Place { due: placed.shape.due, sequence });
-                seat.pledged -= placed.pages;
+                seat.pledged -= placed.cost.pages;
             }
-            Stage::Prefilling => seat.outstanding_of_started -= placed.uncached,
+            Stage::Prefilling => seat.outstanding_of_started -= placed.cost.uncached,
             Stage::Decoding => {}
         }
         placed.stage = stage;
+        if let Some(heir) = self.heir_of(&placed) {
+            // What it has computed itself is at most partly there.
+            let cost = match placed.stage == Stage::Decoding || placed.shape.is_whole {
+                true => self.open.get(&heir).map(|heir| self.cost_alone(heir.at, &heir.shape)),
+                false => Some(placed.cost),
+            };
+            self.inherit(heir, cost.unwrap_or(placed.cost), placed.stage);
+        }
         Some(placed)
     }
 
-    /// Keeps places for a group that is asked back.
-    fn promise(&mut self, sequences: &[SequenceId], to: ReplicaId) {
-        for (nth, sequence) in sequences.iter().enumerate() {
-            let Some(placed) = self.open.get(sequence) else { continue };
-            let pages = self.pages_at(to, &placed.shape, nth);
-            let seat = &mut self.seats[to.index()];
-            seat.arriving += 1;
-            seat.pledged += pages;
-            if let Some(placed) = self.open.get_mut(sequence) {
-                placed.stage = Stage::Leaving { to, pages };
-            }
+    /// Who computes the prompt of a group when one of them has left: nobody where others have it, or are about to.
+    fn heir_of(&self, left: &Placed) -> Option<SequenceId> {
+        let others = left.group.iter().filter_map(|one| Some((*one, self.open.get(one)?)));
+        let others = others.filter(|(_, other)| other.at == left.at);
+        if others.clone().any(|(_, other)| other.stage == Stage::Decoding) {
+            return None;
+        }
+        let computing = others.clone().find(|(_, other)| other.stage == Stage::Prefilling);
+        let heir = match (computing, left.stage) {
+            (Some(_), Stage::Prefilling) => computing,
+            (Some(_), _) => None,
+            (None, _) => others.clone().next(),
+        };
+        heir.map(|(sequence, _)| sequence)
+    }
+
+    /// A request costs at least as much as another one of its group that was to come first, and has left in this stage.
+    fn inherit(&mut self, heir: SequenceId, cost: Cost, left: Stage) {
+        let Some(placed) = self.open.get_mut(&heir) else { return };
+        let before = placed.cost;
+        placed.cost = before.max(cost);
+        let uncached = placed.cost.uncached - before.uncached;
+        let seat = &mut self.seats[placed.at.index()];
+        seat.outstanding += uncached;
+        match placed.stage.is_unstarted() {
+            true => seat.pledged += placed.cost.pages - before.pages,
+            false => seat.outstanding_of_started += uncached,
+        }
+        if let (Stage::Leaving { to, pages }, Stage::Leaving { pages: kept, .. }) = (&mut placed.stage, left)
+        {
+            self.seats[to.index()].pledged += kept.saturating_sub(*pages);
+            *pages = kept.max(*pages);
         }
     }
 
@@ -417,50 +434,15 @@ impl Router {
         let seat = &mut self.seats[placed.at.index()];
         if before.is_unstarted() {
             seat.waiting.remove(&Place { due: placed.shape.due, sequence });
-            seat.pledged -= placed.pages;
-            seat.outstanding_of_started += placed.uncached;
+            seat.pledged -= placed.cost.pages;
+            seat.outstanding_of_started += placed.cost.uncached;
+            seat.index.begin(&placed.shape.keys);
             // What it is compared by is not asked for again.
             placed.shape.keys = Arc::default();
         }
         if stage == Stage::Decoding && before != Stage::Decoding {
-            seat.outstanding -= placed.uncached;
-            seat.outstanding_of_started -= placed.uncached;
-        }
-    }
-
-    /// Panics when bookkeeping contradicts itself. Called after every event in simulations.
-    pub fn check_invariants(&self) {
-        for (replica, seat) in (0..).map(ReplicaId).zip(&self.seats) {
-            seat.index.check_invariants();
-            let here = || self.open.iter().filter(move |(_, placed)| placed.at == replica);
-            assert_eq!(seat.open, here().count(), "{replica} lost count of its requests");
-            let unstarted = || here().filter(|(_, placed)| placed.stage.is_unstarted());
-            let place = |(sequence, placed): (&SequenceId, &Placed)| Place {
-                due: placed.shape.due,
-                sequence: *sequence,
-            };
-            let waiting: BTreeSet<Place> = unstarted().map(place).collect();
-            assert_eq!(seat.waiting, waiting, "{replica} lost those who wait");
-            let outstanding: usize = here().map(|(_, placed)| placed.outstanding()).sum();
-            assert_eq!(seat.outstanding, outstanding, "{replica} lost count of its prefill");
-            let started = here().filter(|(_, placed)| placed.stage == Stage::Prefilling);
-            let of_started: usize = started.map(|(_, placed)| placed.uncached).sum();
-            assert_eq!(seat.outstanding_of_started, of_started, "{replica} lost count of what it computes");
-            let arriving = self.open.values().filter_map(|placed| match placed.stage {
-                Stage::Leaving { to, pages } if to == replica => Some(pages),
-                _ => None,
-            });
-            let arriving: Vec<usize> = arriving.collect();
-            assert_eq!(seat.arriving, arriving.len(), "{replica} lost count of who comes");
-            let pledged: usize = unstarted().map(|(_, placed)| placed.pages).sum();
-            let promised: usize = arriving.iter().sum();
-            assert_eq!(seat.pledged, pledged + promised, "{replica} lost count of pledged pages");
-        }
-        for (sequence, placed) in &self.open {
-            assert!(placed.moves <= MOVES_MAX, "{sequence} was moved too often");
-            let is_going_nowhere = matches!(placed.stage, Stage::Leaving { to, .. } if to == placed.at);
-            assert!(!is_going_nowhere, "{sequence} moves to where it is");
-            assert!(placed.group.contains(sequence), "{sequence} is none of its own group");
+            seat.outstanding -= placed.cost.uncached;
+            seat.outstanding_of_started -= placed.cost.uncached;
         }
     }
 }

@@ -12,6 +12,9 @@ use crate::{
     prefix::BlockKey,
 };
 
+mod groups;
+mod line;
+
 const CONFIG: RouterConfig = RouterConfig { replicas: 2, max_num_seqs: 4, cache: CacheSpec::new(16, 1000) };
 const ZERO: ReplicaId = ReplicaId(0);
 const ONE: ReplicaId = ReplicaId(1);
@@ -27,11 +30,11 @@ fn prompt(family: u32, prefix: usize, one: u32, own: usize) -> WorkShape {
     let shared = std::iter::repeat_n(family, prefix);
     let tokens: Vec<u32> = shared.chain(std::iter::repeat_n(1_000_000 + one, own)).collect();
     let keys = BlockKey::chain(None, &tokens, CONFIG.cache.block_size);
-    WorkShape { prompt_tokens: tokens.len(), due: Due::new(0, 0, 0), keys: keys.into() }
+    WorkShape { prompt_tokens: tokens.len(), due: Due::new(0, 0, 0), keys: keys.into(), is_whole: false }
 }
 
 fn plain(tokens: usize) -> WorkShape {
-    WorkShape { prompt_tokens: tokens, due: Due::new(0, 0, 0), keys: Arc::default() }
+    WorkShape { prompt_tokens: tokens, due: Due::new(0, 0, 0), keys: Arc::default(), is_whole: false }
 }
 
 /// A short one that came then; a point of priority is 100 milliseconds.

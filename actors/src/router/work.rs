@@ -50,6 +50,9 @@ pub struct WorkShape {
     pub due: Due,
     /// Keys of the prompt's full blocks; none where nothing is cached, or where there is no choice.
     pub keys: Arc<[BlockKey]>,
+    /// Whether it computes all of its prompt, whatever is there of it: the prompt's log-probabilities are asked for. Of
+    /// a group this is said of the first one, and the others take over what that one computes.
+    pub is_whole: bool,
 }
 
 /// Requests of one group that wait at one replica, to be asked back and given to another.

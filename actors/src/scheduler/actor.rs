@@ -39,6 +39,8 @@ pub(crate) struct SchedulerState {
     group: GroupLink,
     /// Whether requests that have not started may go to another replica.
     has_peers: bool,
+    #[cfg(test)]
+    fails_after: Option<fn(&SchedulerMessage) -> bool>,
 }
 
 /// Where plans go.
@@ -70,6 +72,8 @@ impl Actor for SchedulerActor {
             before,
             finished,
             group: GroupLink::Lost("the group is starting".into()),
+            #[cfg(test)]
+            fails_after: None,
         };
         state.publish();
         Ok(state)
@@ -81,6 +85,8 @@ impl Actor for SchedulerActor {
         message: SchedulerMessage,
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
+        #[cfg(test)]
+        let fails = state.fails_after.is_some_and(|is_fatal| is_fatal(&message));
         match message {
             SchedulerMessage::Submit(group) => state.submit_all(group),
             SchedulerMessage::Cancel(sequence) => state.cancel(sequence),
@@ -92,7 +98,13 @@ impl Actor for SchedulerActor {
             SchedulerMessage::StepExecuted(result) => state.absorb(result),
             SchedulerMessage::GiveBack(sequences) => state.give_back(&sequences),
             SchedulerMessage::RouterStarted => state.meet_router(myself),
+            #[cfg(test)]
+            SchedulerMessage::FailPlanAfter(is_fatal) => state.fails_after = Some(is_fatal),
         }
+        // Should the plan fail, what is open is counted by what was said last.
+        state.publish();
+        #[cfg(test)]
+        assert!(!fails, "injected: the plan fails");
         state.plan();
         state.publish();
         // After what it will look at.
@@ -282,6 +294,7 @@ impl SchedulerState {
             status.host_hits = before.host_hits + counters.host_hits;
             status.finished = finished;
         });
+        self.home.set_free_blocks(scheduler.free_for_newcomers());
     }
 }
 

@@ -51,4 +51,7 @@ pub(crate) enum SchedulerMessage {
     GiveBack(Vec<SequenceId>),
     /// A new router stands where one ended that knew of the open requests: they end, and it is told who is ready.
     RouterStarted,
+    /// Let the plan that follows such a message fail.
+    #[cfg(test)]
+    FailPlanAfter(fn(&SchedulerMessage) -> bool),
 }

@@ -523,6 +523,18 @@ impl Scheduler {
         let others = self.running.iter().filter(|running| running.slot != except);
         others.map(|running| self.reserve_of(*running, self.groups)).sum()
     }
+
+    /// Pages that a newcomer could be given: those that are available, without what those that run will take before
+    /// long, and without what those that were preempted take when they come back.
+    pub(crate) fn free_for_newcomers(&self) -> usize {
+        let each = self.groups;
+        let running: usize = self.running.iter().map(|running| self.reserve_of(*running, each)).sum();
+        let waiting = self.waiting.values().map(|slot| &self.sequences[*slot]);
+        // Mostly none, and nobody is looked at then.
+        let preempted = waiting.filter(|state| state.started).take(self.waiting.len() - self.unstarted);
+        let preempted: usize = preempted.map(|state| self.cache.pages_for(state.tokens.len())).sum();
+        self.pool.available().saturating_sub(running + preempted)
+    }
 }
 
 /// Whether the step's result has an entry for this span.

@@ -118,6 +118,49 @@ async fn requests_go_where_their_prefix_is_and_salts_keep_them_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_whose_log_probabilities_are_asked_for_goes_by_load_and_its_other_choices_with_it() {
+    let (ensemble, factories) = start_two(slow(1), slow(1)).await;
+    let first = open(&ensemble, request(1, 80, 900)).await;
+    let second = open(&ensemble, request(50, 80, 900)).await;
+    assert_eq!(prompts(&ensemble), [80, 80]);
+    // Known at replica 1, and computed again all the same: so the lower number of two that have as much to do.
+    let scored = Request { prompt_logprobs: Some(0), ..request(50, 80, 2) };
+    let groups = ensemble.grouped(vec![scored.clone(), request(50, 80, 2), scored.clone(), scored.clone()]);
+    assert_eq!(groups.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 1], "it takes nothing over");
+    let choices = ensemble.submit_all(vec![scored.clone(), request(50, 80, 2)]).unwrap();
+    for (mut choice, expected) in choices.into_iter().zip([79, 0]) {
+        let (mut reported, mut last) = (0, None);
+        while let Some(event) = choice.next().await {
+            if let GenerationEvent::PromptLogprobs(some) = &event {
+                reported += some.len();
+            }
+            last = Some(event);
+        }
+        assert_eq!((reported, last), (expected, Some(GenerationEvent::Finished(FinishReason::Length))));
+    }
+    assert_eq!(prompts(&ensemble), [80 + 2 * 80, 80]);
+    drop((first, second));
+    finish_all(ensemble, &factories).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_that_a_prompt_is_still_to_take_are_not_said_to_be_free() {
+    let (ensemble, factories) = start_two(FakeFactory::new(), FakeFactory::new()).await;
+    factories.iter().for_each(|factory| factory.step_latch.close());
+    let long = ensemble.submit(request(1, 600, 3)).unwrap();
+    until("it runs", || running(&ensemble) == [1, 0]).await;
+    let free = || ensemble.inner.shared.board.free_blocks();
+    // 64 tokens a step and four a block, of 256.
+    until("what it needs is kept for it", || free() == [256 - 150 - 1, 256]).await;
+    assert!(replica(&ensemble, 0).used_blocks <= 2 * 16, "two steps are planned");
+    factories.iter().for_each(|factory| factory.step_latch.open());
+    let (_, last) = read(long).await;
+    assert_eq!(last, GenerationEvent::Finished(FinishReason::Length));
+    until("all are free", || free() == [256, 256]).await;
+    finish_all(ensemble, &factories).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_choices_of_a_prompt_stay_at_one_replica() {
     let (ensemble, factories) = start_two(slow(2), slow(2)).await;
     // Too short for a block, so that no key holds them together.

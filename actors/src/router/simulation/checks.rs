@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Asked, BLOCK, Replica, Simulation};
+use super::{Asked, Replica, Simulation};
 use crate::{
     ids::{ReplicaId, SequenceId},
     order::{Due, Place},
@@ -55,43 +55,69 @@ impl Simulation {
         self.settle();
         self.observe();
         self.check_room();
+        self.check_weights();
         self.rebalance();
         self.settle();
         let seats = self.config.max_num_seqs;
         for replica in self.replicas.iter().filter(|replica| replica.is_up) {
-            let Some(Place { sequence: first, .. }) = replica.waiting.first() else { continue };
-            let Asked { shape, group, .. } = &self.asked[first];
-            let group: Vec<&SequenceId> = group.iter().filter(|one| self.asked[*one].end.is_none()).collect();
-            // Those of which one has started stay with it.
-            let stays = group.iter().any(|one| self.asked[*one].started);
-            // However much of it is known.
-            let at_least = self.pages(shape, (shape.prompt_tokens - 1) / BLOCK * BLOCK);
-            if stays || replica.running.len() < seats && replica.free_blocks >= at_least {
+            // Those before the first that may be moved are admitted before it.
+            let (mut ahead, mut pages) = (replica.running(), 0);
+            let first = replica.waiting.iter().find(|place| {
+                let asked = &self.asked[&place.sequence];
+                pages += self.pages(&asked.shape, replica.cached(asked));
+                let may_move = self.may_move(place.sequence);
+                ahead += usize::from(!may_move);
+                may_move
+            });
+            let Some(Place { sequence: first, .. }) = first else { continue };
+            if ahead < seats && pages <= replica.free_for_newcomers() {
                 continue;
             }
-            let together = group.len().min(seats);
+            let Asked { shape, group, .. } = &self.asked[first];
+            let open = group.iter().filter(|one| self.asked[*one].end.is_none()).count();
+            let together = open.min(seats);
             let pages = self.pages(shape, 0) * together;
             let has_room = |other: &&Replica| {
-                let has_seats = other.running.len() + together <= seats;
-                other.is_up && has_seats && other.waiting.is_empty() && other.free_blocks >= pages
+                let has_seats = other.running() + together <= seats;
+                other.is_up && has_seats && other.waiting.is_empty() && other.free_for_newcomers() >= pages
             };
             let elsewhere = self.replicas.iter().filter(has_room).count();
-            assert!(
-                elsewhere == 0 || self.router.moves_of(*first) == Some(MOVES_MAX),
-                "{first} waits while {elsewhere} others have room"
-            );
+            assert_eq!(elsewhere, 0, "{first} waits while others have room");
+        }
+    }
+
+    /// Those of a group of which one runs stay with it, and nobody is moved for ever.
+    fn may_move(&self, sequence: SequenceId) -> bool {
+        let mut open = self.asked[&sequence].group.iter().filter(|one| self.asked[*one].end.is_none());
+        open.all(|one| !self.asked[one].started && self.router.moves_of(*one) < Some(MOVES_MAX))
+    }
+
+    /// Of choices that wait without a cache, one weighs as much as all of the prompt.
+    fn check_weights(&self) {
+        let all = self.asked.values().filter(|asked| asked.shape.keys.is_empty());
+        for Asked { shape, group, .. } in all {
+            let open = || group.iter().filter(|one| self.asked[*one].end.is_none());
+            let most = open().filter_map(|one| self.router.uncached_of(*one)).max();
+            if most.is_some() && open().all(|one| !self.asked[one].started) {
+                assert_eq!(most, Some(shape.prompt_tokens), "{group:?} weigh too little");
+            }
         }
     }
 
     /// What the router takes for room is room, for requests of which nothing is cached.
     fn check_room(&mut self) {
         let keys = Vec::new().into();
-        let shape = WorkShape { prompt_tokens: 1 + self.random.below(200), due: Due::new(0, 0, 0), keys };
+        let shape = WorkShape {
+            prompt_tokens: 1 + self.random.below(200),
+            due: Due::new(0, 0, 0),
+            keys,
+            is_whole: false,
+        };
         for (at, replica) in (0..).map(ReplicaId).zip(&self.replicas) {
             if replica.is_up && self.router.has_room(at, &shape, 1) {
-                let has_seat = replica.running.len() + replica.waiting.len() < self.config.max_num_seqs;
+                let has_seat = replica.running() + replica.waiting.len() < self.config.max_num_seqs;
                 assert!(
-                    has_seat && replica.free_blocks >= self.pages(&shape, 0),
+                    has_seat && replica.free_for_newcomers() >= self.pages(&shape, 0),
                     "{at} has no room for {shape:?}"
                 );
             }
