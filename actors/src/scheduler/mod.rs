@@ -4,6 +4,7 @@
 //! calls one method, and sends what it returns. Nothing here reads a clock or touches a tensor.
 
 mod actor;
+mod admission;
 mod bugs;
 mod host_pool;
 mod invariants;

@@ -18,6 +18,7 @@ pub(super) const PURE: &[&str] = &[
     "actors/src/scheduler/sequence.rs",
     "actors/src/scheduler/sharing.rs",
     "actors/src/scheduler/slots.rs",
+    "actors/src/scheduler/admission.rs",
     "actors/src/scheduler/state.rs",
     "actors/src/scheduler/tiers.rs",
     "kernels/src/sampling/",
