@@ -10,7 +10,7 @@ mod published;
 /// A request for a model by name on cards by name, with a server's usual bounds.
 fn request(model: &str, gpus: &str, format: Option<WeightFormat>) -> PlanRequest {
     let model = models::find(model).expect("a name of the table");
-    let format = format.unwrap_or(model.stored);
+    let format = format.unwrap_or(model.own_format());
     PlanRequest {
         devices: gpus::parse(gpus).expect("known cards").into_iter().map(RankDevice::Card).collect(),
         replicas: 1,
