@@ -40,7 +40,7 @@ pub(super) enum Source {
     /// Nothing that an engine opens: a name, or a shape. The path is where a topology would say that it is.
     Shape { model_path: String },
     /// What `consort serve` takes.
-    Served(Served),
+    Served(Box<Served>),
 }
 
 /// A topology, or a model with a server's defaults; and what flags say in their place.
@@ -191,7 +191,7 @@ fn served(args: &PlanArgs, path: &Path) -> anyhow::Result<Asked> {
             request.utilization = None;
         }
     }
-    let source = Source::Served(source);
+    let source = Source::Served(Box::new(source));
     Ok(Asked { request, stored_bytes: Some(stored_bytes), source, not_run: None, step_context: 0 })
 }
 
