@@ -294,7 +294,7 @@ fn smaller_steps_are_proposed_only_where_they_carry_all_sequences() {
     };
     assert!(!large.fits());
     let tokens = proposed(&large).expect("smaller steps fit");
-    assert!(tokens >= 256 && tokens < 1 << 16);
+    assert!((256..1 << 16).contains(&tokens));
     let crowded = planned(&large.request, |r| r.limits.max_num_seqs = tokens + 1);
     assert_eq!(proposed(&crowded), None, "{:?}", crowded.changes());
 }
