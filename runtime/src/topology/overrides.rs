@@ -76,8 +76,8 @@ pub struct Overrides {
     /// Leaves `[server]` out, whoever wrote it: for an engine that nothing listens for, which must not fail on a key
     /// that it does not need.
     pub without_server: bool,
-    /// Leaves `[server]` as the file has it, without what the environment says of it, and looks for no keys: for one who
-    /// writes the topology for another machine. Has no effect beside `without_server`.
+    /// Leaves `[server]` as the file has it, without what the environment says of it, and looks for no keys: for one
+    /// who writes the topology for another machine. Has no effect beside `without_server`.
     pub server_as_written: bool,
 }
 

@@ -53,8 +53,8 @@ const SIZES: [(&str, &str); 18] = [
     ("v_head_dim", "attention.value_length"),
 ];
 
-/// The shape of the model in a file or in the parts that it was split into, and the bytes of its tensors, if the types of
-/// all are known.
+/// The shape of the model in a file or in the parts that it was split into, and the bytes of its tensors, if all of
+/// their types are known.
 pub(in crate::checkpoint) fn read_shape(path: &Path) -> Result<(ModelShape, Option<u64>), CheckpointError> {
     let headers = parts::read(path)?;
     let Headers { path, gguf, tensors } = &headers;

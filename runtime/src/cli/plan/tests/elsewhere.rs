@@ -26,10 +26,10 @@ fn a_topology_is_emitted_without_the_key_that_only_its_server_has() {
     let taken =
         |environment: &Environment| Topology::from_toml_str_with(&text, &Overrides::default(), environment);
     assert!(taken(&Environment::empty()).is_err());
-    let topology = taken(&Environment::from_iter([(variable, "secret")])).expect(&text);
-    assert_eq!(topology.api_keys()[0].reveal(), "secret");
+    let keyed = taken(&Environment::from_iter([(variable, "secret")])).expect(&text);
+    assert_eq!(keyed.api_keys()[0].reveal(), "secret");
     // What is no name may be the key, and is written nowhere.
-    let file = super::elsewhere::topology(&folder, "[server]\napi_key_env = \"sk-live 1234\"\n");
+    let file = topology(&folder, "[server]\napi_key_env = \"sk-live 1234\"\n");
     let error = answer(&parse(&[path(&file), "--emit-toml"]).expect("well spelt"), Style::Plain);
     let error = format!("{:#}", error.err().expect("refused"));
     assert!(error.contains("not the name of an environment variable") && !error.contains("1234"), "{error}");

@@ -1,4 +1,5 @@
-//! Models of which not all is there, or not all can be read: planned where they are sound, refused where they are damaged.
+//! Models of which not all is there, or not all can be read: planned where they are sound, refused where they are
+//! damaged.
 
 use super::*;
 
