@@ -21,13 +21,25 @@ const MIXED: usize = 64;
 const BLOCK_SIZE: usize = 16;
 /// Of SmolLM2 in bfloat16: 30 layers of 3 KV heads of 64, keys and values.
 const TOKEN_BYTES: u64 = 30 * 3 * 64 * 2 * 2;
+/// Times that the engine takes a sequence's blocks, at most.
+const PREEMPTIONS_MAX: u64 = 4;
+/// Most time between two tokens of a stream, in steps as long as the longest of the run. Whoever gives way waits until
+/// some of the others end, which are about 16 in a quarter of the pool, and is then computed anew in two or three full
+/// steps; it may be its turn several times. The whole run takes about 60 such steps (the table says how many), so
+/// someone who is passed over until the others are done is beyond this.
+const GAP_STEPS_MAX: f64 = 32.0;
 
 /// What came of one request.
 struct Answer {
     tokens: Vec<u32>,
     first: Duration,
-    /// The longest time between two tokens.
-    gap: Duration,
+    /// When tokens came.
+    arrivals: Vec<Instant>,
+}
+
+/// The longest time between two of these moments, which are in order.
+fn longest_gap(moments: &[Instant]) -> Duration {
+    moments.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default()
 }
 
 async fn engine(prefix_caching: bool, kv_tokens: usize, max_num_seqs: usize) -> Result<Engine> {
@@ -62,18 +74,14 @@ async fn ask(engine: &Engine, prompt: Vec<u32>, max_tokens: usize, seed: i64) ->
     };
     let begun = Instant::now();
     let mut stream = engine.generate(Prompt::Tokens(prompt), options)?;
-    let (mut tokens, mut first, mut last, mut gap) = (Vec::new(), None, begun, Duration::ZERO);
+    let (mut tokens, mut arrivals) = (Vec::new(), Vec::new());
     while let Some(event) = stream.next().await {
         let TextEvent::Delta(delta) = event? else { continue };
-        let now = Instant::now();
-        if first.is_some() {
-            gap = gap.max(now - last);
-        }
-        first.get_or_insert(now - begun);
-        last = now;
+        arrivals.push(Instant::now());
         tokens.extend(delta.tokens);
     }
-    Ok(Answer { tokens, first: first.context("no token came")?, gap })
+    let first = *arrivals.first().context("no token came")? - begun;
+    Ok(Answer { tokens, first, arrivals })
 }
 
 /// All at once; the answers in their order and the time until the last has ended.
@@ -153,33 +161,80 @@ fn mixed() -> Vec<(Vec<u32>, usize)> {
     (0..MIXED).map(|at| (words(300 + at, 40 + at * 389 % 591), 16 + at * 131 % 185)).collect()
 }
 
+/// What a pool came to, over all of its runs.
+#[derive(Default)]
+struct Row {
+    times: Vec<Duration>,
+    /// Most of a run.
+    preemptions: u64,
+    /// Longest between two tokens of a stream, and the same in longest steps of its run.
+    gap: Duration,
+    gap_steps: f64,
+    /// Longest steps that a run took, at least.
+    run_steps: f64,
+}
+
+impl Row {
+    fn add(&mut self, answers: &[Answer], took: Duration, preemptions: u64) -> Result<()> {
+        // Everyone who runs has a token in every step, so what lies between two tokens of anyone is a step.
+        let mut all: Vec<Instant> =
+            answers.iter().flat_map(|answer| answer.arrivals.iter().copied()).collect();
+        all.sort();
+        let step = longest_gap(&all).as_secs_f64();
+        let gap = answers.iter().map(|answer| longest_gap(&answer.arrivals)).max().unwrap_or_default();
+        let gap_steps = gap.as_secs_f64() / step;
+        // The engine counts them for all requests together.
+        ensure!(
+            preemptions <= PREEMPTIONS_MAX * MIXED as u64,
+            "{preemptions} preemptions: more than {PREEMPTIONS_MAX} for each of {MIXED} requests"
+        );
+        ensure!(
+            gap_steps <= GAP_STEPS_MAX,
+            "a stream waited {gap:?} for its next token: {gap_steps:.0} steps of {step:.2} s, the longest of the run"
+        );
+        let run_steps = took.as_secs_f64() / step;
+        self.run_steps = if self.times.is_empty() { run_steps } else { self.run_steps.min(run_steps) };
+        self.times.push(took);
+        self.preemptions = self.preemptions.max(preemptions);
+        self.gap = self.gap.max(gap);
+        self.gap_steps = self.gap_steps.max(gap_steps);
+        Ok(())
+    }
+}
+
 async fn ample_and_quarter() -> Result<()> {
     let need: usize = mixed().iter().map(|(prompt, max_tokens)| prompt.len() + max_tokens).sum();
     let quarter = (need / 4).next_multiple_of(BLOCK_SIZE).max(2048);
     let pools = [("ample", 2 * need), ("a quarter", quarter)];
     let generated: usize = mixed().iter().map(|(_, max_tokens)| max_tokens).sum();
-    let mut rows: Vec<(Vec<Duration>, u64, Duration)> = vec![(Vec::new(), 0, Duration::ZERO); pools.len()];
+    let mut rows = [Row::default(), Row::default()];
     let mut tokens: Option<Vec<Vec<u32>>> = None;
     for _ in 0..3 {
-        for ((_, kv_tokens), row) in pools.iter().zip(&mut rows) {
+        for ((name, kv_tokens), row) in pools.iter().zip(&mut rows) {
             let engine = engine(true, *kv_tokens, MIXED).await?;
             let (answers, took) = together(&engine, mixed()).await?;
-            row.0.push(took);
-            row.1 = row.1.max(engine.status().ensemble.preemptions);
-            row.2 = answers.iter().map(|answer| answer.gap).chain([row.2]).max().unwrap_or_default();
+            let preemptions = engine.status().ensemble.preemptions;
+            let is_short = *kv_tokens < need;
+            ensure!((preemptions > 0) == is_short, "{preemptions} preemptions in a pool that is {name}");
+            row.add(&answers, took, preemptions)?;
             let all: Vec<Vec<u32>> = answers.into_iter().map(|answer| answer.tokens).collect();
             ensure!(tokens.get_or_insert_with(|| all.clone()) == &all, "tokens depend on the pool");
             engine.shutdown(Duration::from_secs(5)).await;
         }
     }
     println!(
-        "\n| {MIXED} mixed requests, need {need} tokens | pool, tokens | tokens/s | ratio | preemptions | longest gap |"
+        "\n| {MIXED} mixed requests, need {need} tokens | pool, tokens | tokens/s | ratio | preemptions | longest gap \
+         | in longest steps | of |"
     );
-    println!("|---|--:|--:|--:|--:|--:|");
-    let speeds: Vec<f64> = rows.iter().map(|(times, ..)| generated as f64 / median(times.clone())).collect();
-    for (((name, kv_tokens), (_, preemptions, gap)), speed) in pools.iter().zip(&rows).zip(&speeds) {
+    println!("|---|--:|--:|--:|--:|--:|--:|--:|");
+    let speeds = rows.each_ref().map(|row| generated as f64 / median(row.times.clone()));
+    for (((name, kv_tokens), row), speed) in pools.iter().zip(&rows).zip(&speeds) {
+        let Row { preemptions, gap, gap_steps, run_steps, .. } = row;
         let (ratio, gap) = (speed / speeds[0], gap.as_secs_f64());
-        println!("| {name} | {kv_tokens} | {speed:.0} | {ratio:.2} | {preemptions} | {gap:.2} s |");
+        println!(
+            "| {name} | {kv_tokens} | {speed:.0} | {ratio:.2} | {preemptions} | {gap:.2} s | {gap_steps:.1} \
+             | {run_steps:.0} |"
+        );
     }
     ensure!(speeds[1] >= 0.6 * speeds[0], "a quarter of the pool costs more than four tenths of the speed");
     println!("tokens: identical");

@@ -25,6 +25,12 @@ pub enum CheckpointError {
         /// What is missing or wrong, and what to pass instead.
         problem: String,
     },
+    /// A folder has the configuration of a model that could be run, and no weights.
+    #[error("{path} is not a checkpoint: it has neither model.safetensors nor model.safetensors.index.json")]
+    NoWeights {
+        /// The folder.
+        path: PathBuf,
+    },
     /// A JSON file does not parse.
     #[error("{path} is not valid JSON")]
     Json {

@@ -40,8 +40,9 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     } else if path.join(INDEX_FILE).exists() {
         contents.add_index(path)?;
     } else {
-        let problem = format!("it has neither {SINGLE_FILE} nor {INDEX_FILE}");
-        return Err(CheckpointError::NotACheckpoint { path: path.to_owned(), problem });
+        // What is wrong with the configuration is told first: weights would not mend it.
+        hf_config::parse(&config_path, &config, true, &generation_eos)?;
+        return Err(CheckpointError::NoWeights { path: path.to_owned() });
     }
 
     let has_head = contents.tensors.contains_key(HEAD);

@@ -123,16 +123,16 @@ impl Checkpoint {
         self.tensors.values().map(|tensor| tensor.info.stored_bytes).sum()
     }
 
-    /// How most of their elements are held, as far as a planner tells formats apart: what is neither float32 nor
-    /// bfloat16 counts as the bfloat16 that it expands to.
-    pub fn stored_format(&self) -> WeightFormat {
+    /// How most of their elements are held, where a planner has a word for it: nothing of float16 and of types with
+    /// fewer bits, which bfloat16 does not hold without a loss.
+    pub fn stored_format(&self) -> Option<WeightFormat> {
         let elements = |tensor: &StoredTensor| tensor.info.shape.iter().product::<usize>() as u64;
-        let is_single = |tensor: &&StoredTensor| tensor.info.encoding == Encoding::F32;
-        let single: u64 = self.tensors.values().filter(is_single).map(elements).sum();
-        match single > self.parameter_count() / 2 {
-            true => WeightFormat::Float32,
-            false => WeightFormat::BFloat16,
-        }
+        let of = |encoding: Encoding| -> u64 {
+            self.tensors.values().filter(|tensor| tensor.info.encoding == encoding).map(elements).sum()
+        };
+        let half = self.parameter_count() / 2;
+        let known = [(Encoding::F32, WeightFormat::Float32), (Encoding::Bf16, WeightFormat::BFloat16)];
+        known.into_iter().find(|(encoding, _)| of(*encoding) > half).map(|(_, format)| format)
     }
 
     /// Reads `rows` x `cols` of a matrix into `out`, row by row, as `f32`. A vector counts as one row; of a

@@ -1,4 +1,4 @@
-//! The shape of a model that this version plans and does not run, from its `config.json` or the header of a GGUF file,
+//! The shape of a model that this version plans and does not load, from its `config.json` or the header of a GGUF file,
 //! and the bytes of its tensors from the headers beside it.
 
 use std::{collections::BTreeSet, num::NonZeroUsize, path::Path};
@@ -6,12 +6,15 @@ use std::{collections::BTreeSet, num::NonZeroUsize, path::Path};
 use serde_json::Value;
 
 use super::{
-    CheckpointError, MappedFile, config_check, folder, gguf, header, index,
+    CheckpointError, MappedFile, config_check, folder, gguf, header, hf_config, index,
     json::{self, Fields},
 };
-use crate::plan::{
-    ModelShape, WeightFormat,
-    shape::{Attention, Experts, GroupedAttention, LatentAttention},
+use crate::{
+    config::ModelConfig,
+    plan::{
+        ModelShape, WeightFormat,
+        shape::{Attention, Experts, GroupedAttention, LatentAttention},
+    },
 };
 
 /// Largest size that is believed, of any kind.
@@ -45,7 +48,16 @@ pub fn read_shape(path: &Path) -> Result<(ModelShape, Option<u64>), CheckpointEr
     let inner = outer.child("text_config")?;
     let fields = inner.as_ref().unwrap_or(&outer);
     let shape = shape(&config_path, fields, &outer)?;
-    Ok((shape, tensor_bytes(path)?))
+    // As `shape` takes it: where the file is silent, there is a head.
+    let config = hf_config::parse(&config_path, &object, true, &[]).ok();
+    Ok((with_config(shape, config), tensor_bytes(path)?))
+}
+
+/// A shape with the configuration that the engine plans its buffers from, if there is one that says the same.
+pub(super) fn with_config(shape: ModelShape, config: Option<ModelConfig>) -> ModelShape {
+    let Some(config) = config else { return shape };
+    let runs = ModelShape { name: shape.name.clone(), stored: shape.stored, ..ModelShape::from(&config) };
+    if (ModelShape { config: None, ..runs.clone() }) == shape { runs } else { shape }
 }
 
 fn family(path: &Path, fields: &Fields<'_>, outer: &Fields<'_>) -> Result<Family, CheckpointError> {
@@ -105,8 +117,9 @@ pub(super) fn shape(
         windows: windows(path, family, fields, layers)?,
         dense_layers,
         dense_columns,
+        // A format of experts means nothing where there are none.
+        stored: stored(fields, outer)?.filter(|format| *format != WeightFormat::Mxfp4 || experts.is_some()),
         experts,
-        stored: stored(fields, outer)?,
         config: None,
     })
 }
@@ -231,20 +244,22 @@ fn windows(
     kinds.iter().map(of_kind).collect()
 }
 
-/// How the weights are stored. What this planner has no format for counts as the BF16 that it expands to.
-fn stored(fields: &Fields<'_>, outer: &Fields<'_>) -> Result<WeightFormat, CheckpointError> {
+/// How the weights are stored, where this planner has a word for it.
+fn stored(fields: &Fields<'_>, outer: &Fields<'_>) -> Result<Option<WeightFormat>, CheckpointError> {
     const KEY: &str = "quantization_config";
     let quantization = fields.child(KEY)?.or(outer.child(KEY)?);
     let method = match &quantization {
         Some(quantization) => quantization.string("quant_method")?,
         None => None,
     };
-    let dtype = fields.string("torch_dtype")?.or(fields.string("dtype")?);
+    let of_outer = outer.string("torch_dtype")?.or(outer.string("dtype")?);
+    let dtype = fields.string("torch_dtype")?.or(fields.string("dtype")?).or(of_outer);
     Ok(match (method, dtype) {
-        (Some("mxfp4"), _) => WeightFormat::Mxfp4,
-        (Some("fp8"), _) => WeightFormat::Fp8,
-        (None, Some("float32")) => WeightFormat::Float32,
-        _ => WeightFormat::BFloat16,
+        (Some("mxfp4"), _) => Some(WeightFormat::Mxfp4),
+        (Some("fp8"), _) => Some(WeightFormat::Fp8),
+        (None, Some("float32")) => Some(WeightFormat::Float32),
+        (None, Some("bfloat16")) => Some(WeightFormat::BFloat16),
+        _ => None,
     })
 }
 
@@ -334,6 +349,7 @@ mod tests {
             "num_key_value_heads": 8, "head_dim": 128, "attention_bias": true, "use_qk_norm": false,
             "n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1,
             "max_position_embeddings": 131_072, "vocab_size": 151_552, "tie_word_embeddings": false,
+            "dtype": "bfloat16",
         });
         for (name, config) in
             [("gpt-oss-120b", gpt_oss()), ("Qwen3-235B-A22B", qwen), ("Kimi-K2", kimi), ("GLM-4.5-Air", air)]

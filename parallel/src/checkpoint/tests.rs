@@ -523,7 +523,10 @@ fn a_path_that_is_no_checkpoint_is_answered_with_what_to_pass() {
     let error = open(folder.path());
     assert!(error.contains("pass the file") && error.contains("model.gguf"), "{error}");
 
+    // What is wrong with the configuration comes before what is not there.
     fs::write(folder.path().join("config.json"), b"{}").unwrap();
+    assert!(open(folder.path()).contains("key `architectures` is missing"));
+    fs::write(folder.path().join("config.json"), build::config().to_string()).unwrap();
     assert!(open(folder.path()).contains("neither model.safetensors nor model.safetensors.index.json"));
 }
 

@@ -175,7 +175,9 @@ impl Plan {
         let PlanRequest { model, format, formats, .. } = &self.request;
         // Nothing is lost in the checkpoint's own format, and where each number has more bits than it has there.
         let keeps_all = |other: WeightFormat| {
-            other == model.stored || other >= WeightFormat::BFloat16 && other > model.stored
+            let holds_all_of = |stored| other == stored || other >= WeightFormat::BFloat16 && other > stored;
+            // A type that has no name here may have more digits than bfloat16.
+            model.stored.map_or(other == WeightFormat::Float32, holds_all_of)
         };
         let mut smaller: Vec<WeightFormat> = formats
             .iter()
@@ -191,7 +193,7 @@ impl Plan {
             })
             .is_some()
         })?;
-        Some(Change::Format { format: next, is_stored: next == model.stored })
+        Some(Change::Format { format: next, is_stored: Some(next) == model.stored })
     }
 
     fn kv_format(&self) -> Option<Change> {

@@ -134,7 +134,7 @@ fn decoder(layers: usize, hidden: usize, vocabulary: usize, attention: Attention
         dense_layers: layers,
         dense_columns: 0,
         experts: None,
-        stored: WeightFormat::BFloat16,
+        stored: Some(WeightFormat::BFloat16),
         config: None,
     }
 }
@@ -159,7 +159,7 @@ fn gpt_oss(layers: usize, experts: usize) -> ModelShape {
             have_biases: true,
             has_router_bias: true,
         }),
-        stored: WeightFormat::Mxfp4,
+        stored: Some(WeightFormat::Mxfp4),
         ..decoder(layers, 2880, 201_088, Attention::Grouped(attention))
     }
 }
@@ -227,7 +227,7 @@ fn kimi_k2() -> ModelShape {
         dense_layers: 1,
         dense_columns: 18_432,
         experts: Some(sigmoid_experts(384, 2048)),
-        stored: WeightFormat::Fp8,
+        stored: Some(WeightFormat::Fp8),
         ..decoder(61, 7168, 163_840, Attention::Latent(attention))
     }
 }

@@ -28,8 +28,8 @@ pub struct ModelShape {
     pub dense_columns: usize,
     /// What the other layers have in its place.
     pub experts: Option<Experts>,
-    /// How the checkpoint holds the weights.
-    pub stored: WeightFormat,
+    /// How the checkpoint holds the weights, where a planner has a word for it.
+    pub stored: Option<WeightFormat>,
     /// Where the model can be run: what the engine plans its buffers from.
     pub config: Option<Box<ModelConfig>>,
 }
@@ -102,6 +102,11 @@ impl ModelShape {
         if self.name.is_empty() { "the model" } else { &self.name }
     }
 
+    /// The format of its checkpoint, or the bfloat16 that others become.
+    pub fn own_format(&self) -> WeightFormat {
+        self.stored.unwrap_or(WeightFormat::BFloat16)
+    }
+
     /// Decoder layers.
     pub fn layers(&self) -> usize {
         self.windows.len()
@@ -157,7 +162,7 @@ impl From<&ModelConfig> for ModelShape {
             dense_layers: config.num_layers,
             dense_columns: config.intermediate_size,
             experts: None,
-            stored: WeightFormat::BFloat16,
+            stored: Some(WeightFormat::BFloat16),
             config: Some(Box::new(config.clone())),
         }
     }

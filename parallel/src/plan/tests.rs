@@ -10,7 +10,7 @@ mod published;
 /// A request for a model by name on cards by name, with a server's usual bounds.
 fn request(model: &str, gpus: &str, format: Option<WeightFormat>) -> PlanRequest {
     let model = models::find(model).expect("a name of the table");
-    let format = format.unwrap_or(model.stored);
+    let format = format.unwrap_or(model.own_format());
     PlanRequest {
         devices: gpus::parse(gpus).expect("known cards").into_iter().map(RankDevice::Card).collect(),
         replicas: 1,
@@ -205,6 +205,28 @@ fn the_checkpoints_own_format_comes_before_more_cards_and_lossy_ones_after() {
     let at = |wanted: &dyn Fn(&Change) -> bool| changes.iter().position(wanted).expect("proposed");
     let more = at(&|change| matches!(change, Change::Ranks { ranks: 2, .. }));
     assert!(more < at(&|change| matches!(change, Change::Format { is_stored: false, .. })), "{changes:?}");
+}
+
+#[test]
+fn bfloat16_is_the_checkpoints_own_format_only_where_it_holds_that() {
+    let request = request("Llama-3.1-8B", "L40S", Some(WeightFormat::Float32));
+    let changes = |stored| planned(&request, |request| request.model.stored = stored).changes();
+    let at = |changes: &[Change], wanted: &dyn Fn(&Change) -> bool| changes.iter().position(wanted);
+    let own = changes(Some(WeightFormat::BFloat16));
+    let format = |is_stored| Change::Format { format: WeightFormat::BFloat16, is_stored };
+    assert!(
+        at(&own, &|change| *change == format(true))
+            < at(&own, &|change| matches!(change, Change::Ranks { .. }))
+    );
+    // Float16 has more digits, and so may what has no name here.
+    for stored in [None, Some(WeightFormat::Float32)] {
+        let other = changes(stored);
+        let lossy = at(&other, &|change| *change == format(false)).expect("it is smaller");
+        assert!(
+            at(&other, &|change| matches!(change, Change::Ranks { .. })).is_some_and(|more| more < lossy)
+        );
+        assert!(!other.contains(&format(true)), "{other:?}");
+    }
 }
 
 #[test]

@@ -327,6 +327,7 @@ impl ModelArgs {
                 api_key_env: server.api_key_env,
                 max_body_bytes: server.max_body_bytes,
                 without_server: false,
+                server_as_written: false,
             };
         })
     }

@@ -328,7 +328,9 @@ fn dtype(topology: &Topology, checkpoint: &Checkpoint, violations: &mut Vec<Viol
             }
             DType::F32
         }
-        topology::DType::Auto if on_cpus && checkpoint.stored_format() == WeightFormat::Float32 => DType::F32,
+        topology::DType::Auto if on_cpus && checkpoint.stored_format() == Some(WeightFormat::Float32) => {
+            DType::F32
+        }
         topology::DType::Auto => DType::BF16,
     }
 }

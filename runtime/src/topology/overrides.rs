@@ -76,9 +76,17 @@ pub struct Overrides {
     /// Leaves `[server]` out, whoever wrote it: for an engine that nothing listens for, which must not fail on a key
     /// that it does not need.
     pub without_server: bool,
+    /// Leaves `[server]` as the file has it, without what the environment says of it, and looks for no keys: for one
+    /// who writes the topology for another machine. Has no effect beside `without_server`.
+    pub server_as_written: bool,
 }
 
 impl Overrides {
+    /// Whether the environment has no say in `[server]`.
+    fn is_server_apart(&self) -> bool {
+        self.without_server || self.server_as_written
+    }
+
     /// Flags with their values as text.
     fn entries(&self) -> Vec<(&'static str, String)> {
         fn text<T: ToString>(value: &Option<T>) -> Option<String> {
@@ -130,13 +138,13 @@ pub(super) fn apply(
     let mut variables = HashMap::new();
     let key_variable = key_variable(raw, overrides, environment);
     for (name, value) in settings(environment) {
-        if overrides.without_server && is_of_server(name) {
+        if overrides.is_server_apart() && is_of_server(name) {
             continue;
         }
         match KEYS.iter().find(|key| key.in_environment && key.variable() == name) {
             Some(_) => drop(variables.insert(name.to_owned(), value.to_owned())),
             None if key_variable.as_deref() == Some(name) => {}
-            None => unknown_variable(name, value, overrides.without_server, violations),
+            None => unknown_variable(name, value, overrides.is_server_apart(), violations),
         }
     }
     let is_flag = |name: &str| flags.iter().any(|(key, _)| key.name == name);
@@ -170,6 +178,7 @@ pub(super) fn apply(
     if overrides.without_server {
         raw.server = RawServer::default();
     }
+    raw.server.is_elsewhere = overrides.server_as_written;
 }
 
 /// The variables that are ours and not empty, in order.
@@ -243,7 +252,7 @@ fn not_unicode(
         let is_short = |key: &Key| name == CPU_ISA_VARIABLE && key.name == "parallel.cpu_isa";
         let key = KEYS.iter().find(|key| key.in_environment && (key.variable() == name || is_short(key)));
         let Some(key) = key else { continue };
-        if is_flag(key.name) || overrides.without_server && key.parts().0 == SERVER {
+        if is_flag(key.name) || overrides.is_server_apart() && key.parts().0 == SERVER {
             continue;
         }
         let origin = Origin::Variable(name.to_owned());
@@ -264,7 +273,7 @@ pub(super) enum Unknown {
 }
 
 /// Tells of a variable that looks like a setting and is none.
-fn unknown_variable(name: &str, value: &str, without_server: bool, violations: &mut Violations) {
+fn unknown_variable(name: &str, value: &str, is_server_apart: bool, violations: &mut Violations) {
     // The topology that could not be read may have named it.
     if violations.is_unread() && violations.mentions(name) {
         return;
@@ -272,7 +281,7 @@ fn unknown_variable(name: &str, value: &str, without_server: bool, violations: &
     let remedy = match judge(name, value) {
         Unknown::Foreign => return,
         Unknown::Doubtful(meant) | Unknown::Setting(Some(meant))
-            if without_server && is_of_server(&meant) =>
+            if is_server_apart && is_of_server(&meant) =>
         {
             return;
         }

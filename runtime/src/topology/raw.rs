@@ -131,6 +131,8 @@ pub(super) struct RawServer {
     pub(super) host: Leaf<String>,
     /// Replaces the port of `listen`; never in a file.
     pub(super) port: Leaf<i64>,
+    /// Whether it is another machine that has the keys; never in a file.
+    pub(super) is_elsewhere: bool,
 }
 
 /// An amount of memory: bytes, or text with a unit.

@@ -208,6 +208,7 @@ fn server(
     let listen = listen::listen(raw, &mut fields.violations);
     let body =
         fields.bytes("server.max_body_bytes", &raw.max_body_bytes, BODY_BYTES_MAX).unwrap_or(MAX_BODY_BYTES);
+    let environment = (!raw.is_elsewhere).then_some(environment);
     let keys = raw.api_key_env.as_ref().map(|name| api_keys(name, environment, &mut fields.violations));
     (
         listen,
@@ -217,9 +218,13 @@ fn server(
     )
 }
 
-/// The keys that the named variable holds. Serving without the keys that were asked for would open the server to
-/// everyone.
-fn api_keys(name: &Sourced<String>, environment: &Environment, violations: &mut Violations) -> Vec<ApiKey> {
+/// The keys that the named variable holds; none without an environment to look in. Serving without the keys that were
+/// asked for would open the server to everyone.
+fn api_keys(
+    name: &Sourced<String>,
+    environment: Option<&Environment>,
+    violations: &mut Violations,
+) -> Vec<ApiKey> {
     let key = "server.api_key_env";
     if !is_variable_name(&name.value) {
         // Probably the key itself: it is not repeated here.
@@ -228,6 +233,7 @@ fn api_keys(name: &Sourced<String>, environment: &Environment, violations: &mut 
         violations.add(key, &name.origin, problem, remedy);
         return Vec::new();
     }
+    let Some(environment) = environment else { return Vec::new() };
     // A name like this may be the key itself.
     let variable = match is_plain_name(&name.value) {
         true => format!("the environment variable {}", name.value),

@@ -28,8 +28,16 @@ const BETA_SLOW: &str = "llama.rope.scaling.yarn_beta_slow";
 pub(super) fn check_kind(path: &Path, gguf: &Gguf) -> Result<(), CheckpointError> {
     // Before anything else: all parts but the first lack what makes a model, the architecture included.
     check_whole(path, gguf)?;
+    check_architecture(path, gguf)
+}
+
+/// Refuses models of other families.
+pub(super) fn check_architecture(path: &Path, gguf: &Gguf) -> Result<(), CheckpointError> {
     let keys = Keys { path, gguf };
     match gguf.string("general.architecture") {
+        Some(ARCHITECTURE) if keys.size("llama.expert_count")?.is_some_and(|count| count > 0) => {
+            Err(keys.unsupported("a mixture of experts", "dense models"))
+        }
         Some(ARCHITECTURE) => Ok(()),
         Some(other) => Err(keys.unsupported(format!("the architecture `{other}`"), ARCHITECTURE)),
         None => Err(keys.bad("general.architecture", "is missing or not a string")),
@@ -37,7 +45,7 @@ pub(super) fn check_kind(path: &Path, gguf: &Gguf) -> Result<(), CheckpointError
 }
 
 /// Refuses a part of a model.
-pub(super) fn check_whole(path: &Path, gguf: &Gguf) -> Result<(), CheckpointError> {
+fn check_whole(path: &Path, gguf: &Gguf) -> Result<(), CheckpointError> {
     let keys = Keys { path, gguf };
     if let Some(count) = keys.size("split.count")?.filter(|count| *count > 1) {
         // Counted from 0 in the file, from 1 in the names of the parts.
@@ -152,9 +160,6 @@ fn bos_token_id(keys: &Keys<'_>) -> Result<Option<u32>, CheckpointError> {
 
 /// Refuses what the Llama layers would silently compute wrongly.
 fn refuse_variants(keys: &Keys<'_>, head_dim: usize) -> Result<(), CheckpointError> {
-    if keys.size("llama.expert_count")?.is_some_and(|count| count > 0) {
-        return Err(keys.unsupported("a mixture of experts", "dense models"));
-    }
     for key in ["llama.attention.value_length", "llama.rope.dimension_count"] {
         if let Some(width) = keys.size(key)?.filter(|width| *width != head_dim) {
             let needed = format!("`{key}` {width} beside heads of width {head_dim}");
@@ -264,15 +269,23 @@ fn key_of(value: rope_scaling::Value) -> &'static str {
 
 /// Metadata looked up with errors that name the key: unlike the public getters, a value of the wrong type (such
 /// as one head count per layer) is an error and not an absence.
-struct Keys<'a> {
-    path: &'a Path,
-    gguf: &'a Gguf,
+pub(super) struct Keys<'a> {
+    pub(super) path: &'a Path,
+    pub(super) gguf: &'a Gguf,
 }
 
 impl<'a> Keys<'a> {
-    fn size(&self, key: &str) -> Result<Option<usize>, CheckpointError> {
+    pub(super) fn size(&self, key: &str) -> Result<Option<usize>, CheckpointError> {
         let value = self.gguf.unsigned(key).and_then(|value| usize::try_from(value).ok());
         self.typed(key, value, "one non-negative integer")
+    }
+
+    /// A size that may stand there once for each layer, if it is the same for all.
+    pub(super) fn uniform_size(&self, key: &str) -> Result<Option<usize>, CheckpointError> {
+        let Some(values) = self.gguf.i32s(key) else { return self.size(key) };
+        let first = values.first().filter(|first| values.iter().all(|value| value == *first));
+        let size = first.and_then(|first| usize::try_from(*first).ok());
+        self.typed(key, size, "one non-negative integer, or the same one for every layer")
     }
 
     fn required_size(&self, key: &str) -> Result<usize, CheckpointError> {

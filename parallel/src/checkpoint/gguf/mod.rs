@@ -8,6 +8,7 @@ mod config;
 mod layout;
 mod names;
 mod parse;
+mod parts;
 mod shape;
 #[cfg(test)]
 mod tests;
@@ -126,11 +127,12 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
             offset: fault.offset,
             problem: fault.problem,
         })?;
+    let gguf = Gguf { metadata };
+    // Before its data are looked at: what is of another kind is planned from a header alone.
+    config::check_kind(path, &gguf)?;
     layout::check(&tensors, data_start, alignment, file.bytes().len()).map_err(|problem| {
         CheckpointError::Malformed { path: path.to_owned(), offset: data_start, problem }
     })?;
-    let gguf = Gguf { metadata };
-    config::check_kind(path, &gguf)?;
     let mut contents = Contents::locate(path, tensors, data_start, file.bytes().len())?;
     let factors = contents.rope_factors(path, file.bytes())?;
     let config = config::parse(path, &gguf, &contents.shapes(), factors)?;

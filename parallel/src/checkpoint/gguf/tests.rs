@@ -9,6 +9,7 @@ use crate::{
         tests::{fixture, message},
     },
     config::{GenerationDefaults, ModelConfig, RopeScaling},
+    plan::WeightFormat,
 };
 
 use super::{names, parse, types};
@@ -374,5 +375,28 @@ fn ggml_types_that_are_read_have_their_encoding() {
     for kind in 0..64 {
         let expected = known.iter().find(|(known, _)| *known == kind).map(|(_, encoding)| *encoding);
         assert_eq!(types::encoding(kind).ok(), expected, "{kind}");
+    }
+}
+
+#[test]
+fn only_bfloat16_is_said_to_be_stored_as_bfloat16() {
+    for (kind, stored) in [(0, Some(WeightFormat::Float32)), (1, None), (30, Some(WeightFormat::BFloat16))] {
+        let mut builder = GgufBuilder::llama();
+        // Vectors are f32 in every file.
+        builder
+            .tensors
+            .iter_mut()
+            .filter(|tensor| tensor.dims.len() > 1)
+            .for_each(|tensor| tensor.kind = kind);
+        let mut offset = 0;
+        for tensor in &mut builder.tensors {
+            tensor.offset = offset;
+            let bytes = if tensor.kind == 0 { 4 } else { 2 };
+            offset = (offset + tensor.dims.iter().product::<u64>() * bytes).next_multiple_of(32);
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        fs::write(&path, builder.bytes_with(offset as usize)).unwrap();
+        assert_eq!(Checkpoint::open(&path).unwrap().stored_format(), stored, "type {kind}");
     }
 }

@@ -69,6 +69,16 @@ pub(super) fn block_of_other(kind: u32) -> Option<(usize, usize)> {
     other(kind)?.block
 }
 
+/// Bytes of a tensor of a ggml type, where its blocks are known.
+pub(super) fn bytes(kind: u32, shape: &[usize]) -> Option<u64> {
+    let (elements, bytes) = match encoding(kind) {
+        Ok(encoding) => encoding.block(),
+        Err(_) => block_of_other(kind)?,
+    };
+    let count = shape.iter().fold(1_u64, |count, size| count.saturating_mul(*size as u64));
+    Some((count / elements as u64).saturating_mul(bytes as u64))
+}
+
 fn other(kind: u32) -> Option<&'static GgmlType> {
     OTHERS.iter().find(|other| other.id == kind)
 }

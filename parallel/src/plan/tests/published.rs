@@ -37,7 +37,7 @@ fn parameters_are_as_published_to_the_last_digit_given() {
 fn bytes_of_weights_are_as_published() {
     let gigabytes = |name: &str, format: Option<WeightFormat>| {
         let model = models::find(name).expect(name);
-        model.weight_bytes(format.unwrap_or(model.stored)) as f64 / 1e9
+        model.weight_bytes(format.unwrap_or(model.own_format())) as f64 / 1e9
     };
     for (name, published) in [
         ("gpt-oss-120b", 233.7),
@@ -94,6 +94,9 @@ fn windows_halve_what_a_token_of_gpt_oss_costs_and_take_five_mebibytes_a_sequenc
         let paged = cache.pages(tokens as usize, Policy::WindowsFreed) * of_all;
         assert_eq!(paged, tokens * (36 << 10) + 5_308_416);
     }
+    // Without windows, with one, and the part of its prompt that runs: 131,072 and 2,048 tokens of 16 a page.
+    assert_eq!(cache.chunk_pages(131_072, Policy::WindowsFreed), 128);
+    assert_eq!(plan.pages_needed(), 8192 + 9 + 128);
 }
 
 #[test]
@@ -134,6 +137,13 @@ fn three_h100_serve_gpt_oss_120b_in_bf16_to_as_many_users_as_promised() {
     let (freed, kept) = (users(8192, Policy::WindowsFreed), users(8192, Policy::Paged));
     assert!((35..=48).contains(&freed), "{freed}");
     close(kept as f64 / freed as f64, 0.5, 0.05);
+    let in_fp8 = [2048, 8192, 32_768, 131_072].map(|tokens| {
+        [Policy::Reserved, Policy::Paged, Policy::WindowsFreed]
+            .map(|policy| plan.users(tokens, policy, KvFormat::Fp8).expect("within the context"))
+    });
+    assert_eq!(in_fp8.map(|[.., freed]| freed), [332, 87, 22, 5]);
+    assert_eq!(in_fp8.map(|[_, kept, _]| kept), [178, 44, 11, 2]);
+    assert_eq!(in_fp8.map(|[reserved, ..]| reserved), [5; 4]);
     let reserves = plan.ranks[0].reserves;
     assert_eq!(reserves.total_bytes(), 2048 << 20, "{reserves:?}");
     assert_eq!(plan.ranks[0].memory_bytes, Some(81_559 << 20));

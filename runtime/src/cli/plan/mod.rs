@@ -62,7 +62,7 @@ pub(super) async fn plan(args: PlanArgs) -> anyhow::Result<()> {
 fn answer(args: &PlanArgs, style: Style) -> anyhow::Result<Answer> {
     let asked = ask(args)?;
     let plan = Plan::new(&asked.request).map_err(|error| Usage(report::with_cause(&error)))?;
-    let report = Report::new(&plan, asked.stored_bytes, asked.step_context);
+    let report = Report::new(&plan, &asked);
     let problem = (!report.fits).then(|| report.verdict.clone());
     let text = if args.emit_toml {
         toml::topology(&plan, &asked)?

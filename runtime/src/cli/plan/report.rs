@@ -8,6 +8,8 @@ use consort_parallel::plan::{
 };
 use serde::Serialize;
 
+use super::request::Asked;
+
 /// Contexts that users are counted for.
 const CONTEXTS: [usize; 4] = [2048, 8192, 32_768, 131_072];
 /// Sequences of estimated steps.
@@ -44,7 +46,8 @@ pub(super) struct Model {
     pub(super) hidden_size: usize,
     pub(super) vocab_size: usize,
     pub(super) max_position_embeddings: usize,
-    pub(super) stored_as: &'static str,
+    /// Null where a planner has no word for it.
+    pub(super) stored_as: Option<&'static str>,
     pub(super) stored_bytes: Option<u64>,
     pub(super) experts: usize,
     pub(super) experts_per_token: usize,
@@ -141,7 +144,8 @@ pub(super) struct Step {
 }
 
 impl Report {
-    pub(super) fn new(plan: &Plan, stored_bytes: Option<u64>, step_context: usize) -> Report {
+    pub(super) fn new(plan: &Plan, asked: &Asked) -> Report {
+        let step_context = asked.step_context;
         let shortfall = plan.shortfall();
         let pages = plan.pages();
         Report {
@@ -149,7 +153,7 @@ impl Report {
             verdict: plan.verdict(),
             shortfall: shortfall.map(|shortfall| shortfall.to_string()),
             changes: plan.changes().iter().map(ToString::to_string).collect(),
-            model: Model::new(plan, stored_bytes),
+            model: Model::new(plan, asked.stored_bytes),
             settings: Settings::new(plan),
             weight_bytes: plan.weight_bytes(),
             ranks: plan.ranks.iter().enumerate().map(|(at, rank)| Rank::new(at, rank, plan, pages)).collect(),
@@ -170,7 +174,7 @@ impl Report {
                 .iter()
                 .filter_map(|&batch| Some(Step::new(plan.step(batch, step_context)?, plan)))
                 .collect(),
-            notes: notes(plan),
+            notes: notes(plan, asked.not_run.as_deref()),
         }
     }
 }
@@ -188,7 +192,7 @@ impl Model {
             hidden_size: model.hidden,
             vocab_size: model.vocabulary,
             max_position_embeddings: model.context_max,
-            stored_as: model.stored.name(),
+            stored_as: model.stored.map(WeightFormat::name),
             stored_bytes,
             experts: experts.count,
             experts_per_token: experts.chosen,
@@ -292,10 +296,10 @@ impl Step {
 }
 
 /// What this version does not do, and what is not known.
-fn notes(plan: &Plan) -> Vec<String> {
+fn notes(plan: &Plan, not_run: Option<&str>) -> Vec<String> {
     let request = &plan.request;
     let mut notes = Vec::new();
-    notes.extend(not_run(request));
+    notes.extend(not_run.map(str::to_owned));
     notes.extend(not_served(request));
     let cards: Vec<_> = plan.ranks.iter().filter_map(|rank| rank.device.gpu()).collect();
     if cards.len() < plan.ranks.len() {
@@ -310,13 +314,6 @@ fn notes(plan: &Plan) -> Vec<String> {
         );
     }
     notes
-}
-
-/// What to say of a model that is only planned.
-pub(super) fn not_run(request: &PlanRequest) -> Option<String> {
-    let name = &request.model.name;
-    let text = || format!("this version plans {name} and does not run it: it runs Llama and Mistral models");
-    request.model.config.is_none().then(text)
 }
 
 /// Formats that are only planned: those that `consort serve` holds nothing in on such devices.

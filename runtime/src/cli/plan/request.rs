@@ -10,11 +10,12 @@ use consort_parallel::{
 use super::{
     Usage,
     args::{Cards, PlanArgs, Wanted},
+    report::with_cause,
 };
 use crate::{
     cli::args::is_topology,
     engine,
-    topology::{Environment, Overrides, Topology, TopologyError},
+    topology::{DType, Environment, Overrides, Topology, TopologyError},
 };
 
 /// On a card, what keeps it busy while prompts come in.
@@ -28,6 +29,8 @@ pub(super) struct Asked {
     /// Bytes of the checkpoint's tensors, where there is one.
     pub(super) stored_bytes: Option<u64>,
     pub(super) source: Source,
+    /// Why `consort serve` would refuse the model, if it would.
+    pub(super) not_run: Option<String>,
     /// Tokens of each sequence in an estimated step.
     pub(super) step_context: usize,
 }
@@ -62,14 +65,16 @@ pub(super) fn ask(args: &PlanArgs) -> anyhow::Result<Asked> {
     let path = Path::new(&args.source);
     let mut asked = match path {
         _ if is_topology(path) => served(args, path)?,
-        _ if is_planned_only(path) => by_configuration(args, path)?,
-        _ if path.exists() => served(args, path)?,
-        _ => by_name(args)?,
+        _ if !path.exists() => by_name(args)?,
+        _ => match planned_only(path) {
+            Some(reason) => by_configuration(args, path, &reason)?,
+            None => served(args, path)?,
+        },
     };
     let request = &mut asked.request;
     if let Some(dtype) = args.dtype {
         request.format = match dtype {
-            Wanted::Auto => request.model.stored,
+            Wanted::Auto => request.model.own_format(),
             Wanted::This(format) => format,
         };
         request.kv_format = request.format.kv();
@@ -86,23 +91,33 @@ pub(super) fn ask(args: &PlanArgs) -> anyhow::Result<Asked> {
 fn by_name(args: &PlanArgs) -> anyhow::Result<Asked> {
     let model = models::find(&args.source).map_err(|error| Usage(error.to_string()))?;
     let model_path = format!("models/{}", model.name);
-    by_shape(args, model, None, model_path)
+    let not_run = model.config.is_none().then(|| {
+        let name = &model.name;
+        format!("this version plans {name} and does not run it: it runs Llama and Mistral models")
+    });
+    Ok(Asked { not_run, ..by_shape(args, model, None, model_path)? })
 }
 
-/// Whether there is a model that only a planner knows, or a folder with nothing but its configuration. Of a damaged
-/// file it is told what is wrong with it.
-fn is_planned_only(path: &Path) -> bool {
-    let Err(error) = Checkpoint::open(path) else { return false };
-    let is_sound = matches!(error, CheckpointError::Unsupported { .. } | CheckpointError::Encoding { .. });
-    (path.is_dir() || is_sound) && read_shape(path).is_ok()
+/// Why a model that is here can be planned and not run: what it needs is not built, or there is no more of it than its
+/// configuration. A damaged one is neither planned nor run.
+fn planned_only(path: &Path) -> Option<CheckpointError> {
+    let error = Checkpoint::open(path).err()?;
+    let is_sound = matches!(
+        error,
+        CheckpointError::Unsupported { .. }
+            | CheckpointError::Encoding { .. }
+            | CheckpointError::NoWeights { .. }
+    );
+    is_sound.then_some(error)
 }
 
-fn by_configuration(args: &PlanArgs, path: &Path) -> anyhow::Result<Asked> {
+fn by_configuration(args: &PlanArgs, path: &Path, reason: &CheckpointError) -> anyhow::Result<Asked> {
     let (shape, stored_bytes) = read_shape(path)?;
     let path = std::path::absolute(path)?;
     let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
     let name = name.map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    by_shape(args, ModelShape { name, ..shape }, stored_bytes, path.display().to_string())
+    let planned = by_shape(args, ModelShape { name, ..shape }, stored_bytes, path.display().to_string())?;
+    Ok(Asked { not_run: Some(format!("not run: {}", with_cause(reason))), ..planned })
 }
 
 fn by_shape(
@@ -115,7 +130,7 @@ fn by_shape(
         let example = format!("consort plan {} --gpus 3xH100-80GB", args.source);
         return Err(Usage(format!("on which cards? Say it with --gpus, as in {example}")).into());
     };
-    let format = model.stored;
+    let format = model.own_format();
     // Every sequence that runs has a token in a step: as in a topology, a bound that is given pulls the other along.
     let max_num_seqs = match (args.max_num_seqs, args.max_num_batched_tokens) {
         (Some(given), _) => given,
@@ -124,6 +139,7 @@ fn by_shape(
     Ok(Asked {
         stored_bytes,
         source: Source::Shape { model_path },
+        not_run: None,
         step_context: 0,
         request: PlanRequest {
             devices: cards.iter().cloned().map(RankDevice::Card).collect(),
@@ -158,12 +174,16 @@ fn served(args: &PlanArgs, path: &Path) -> anyhow::Result<Asked> {
     // Written into a file elsewhere, a relative path would mean another place.
     source.overrides.model = std::path::absolute(topology.model_path())?.to_str().map(str::to_owned);
     let mut cards_of_ranks = None;
+    let mut planned_format = None;
     if let Some(Cards(cards)) = &args.gpus {
         cards_of_ranks = Some(shared_out(cards, topology.data_parallel_size())?);
-        put_on_cards(&mut source, &topology, cards.len());
+        planned_format = put_on_cards(&mut source, &topology, cards.len());
         topology = source.topology(&source.overrides)?;
     }
     let (mut request, stored_bytes) = engine::plan_request(&topology, cards_of_ranks.is_none())?;
+    if let Some(format) = planned_format {
+        (request.format, request.kv_format) = (format, format.kv());
+    }
     if let Some(cards) = cards_of_ranks {
         request.devices = cards.into_iter().map(RankDevice::Card).collect();
         // Of cards that nobody has looked at, all but the reserves, unless somebody said how much.
@@ -172,7 +192,7 @@ fn served(args: &PlanArgs, path: &Path) -> anyhow::Result<Asked> {
         }
     }
     let source = Source::Served(Box::new(source));
-    Ok(Asked { request, stored_bytes: Some(stored_bytes), source, step_context: 0 })
+    Ok(Asked { request, stored_bytes: Some(stored_bytes), source, not_run: None, step_context: 0 })
 }
 
 /// What flags say in place of a topology.
@@ -206,8 +226,9 @@ fn shared_out(cards: &[GpuSpec], replicas: usize) -> Result<Vec<GpuSpec>, Usage>
     Ok((0..ranks).filter_map(of_rank).cloned().collect())
 }
 
-/// Names so many cards in place of a topology's devices, with what else is no longer as it was on them.
-fn put_on_cards(source: &mut Served, topology: &Topology, cards: usize) {
+/// Names so many cards in place of a topology's devices, with what else is no longer as it was on them. The format that
+/// it asks for, if cards are only planned with that.
+fn put_on_cards(source: &mut Served, topology: &Topology, cards: usize) -> Option<WeightFormat> {
     let overrides = &mut source.overrides;
     overrides.devices = Some((0..cards).map(|at| format!("cuda:{at}")).collect::<Vec<_>>().join(","));
     let ranks = cards / topology.data_parallel_size();
@@ -219,4 +240,10 @@ fn put_on_cards(source: &mut Served, topology: &Topology, cards: usize) {
     if !source.is_topology && topology.origin("scheduler.max_num_batched_tokens").is_none() {
         overrides.max_num_batched_tokens = Some(BATCHED_TOKENS_ON_CARDS.max(topology.max_num_seqs()));
     }
+    if topology.dtype() != DType::Float32 {
+        return None;
+    }
+    // As the flag of that name: a topology of cards cannot say it.
+    overrides.dtype = Some(WeightFormat::BFloat16.name().to_owned());
+    Some(WeightFormat::Float32)
 }

@@ -13,6 +13,9 @@ use crate::{
     topology::{Environment, Overrides, Topology},
 };
 
+mod elsewhere;
+mod partial;
+
 const HEADLINE: [&str; 5] = ["gpt-oss-120b", "--gpus", "3xH100-80GB", "--dtype", "bfloat16"];
 
 fn parse(words: &[&str]) -> Result<PlanArgs, clap::Error> {
@@ -386,48 +389,6 @@ fn a_checkpoint_in_float32_is_not_said_to_be_in_bfloat16() {
 }
 
 #[test]
-fn the_header_of_a_gguf_file_is_enough_for_models_that_are_only_planned() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let file = folder.path().join("Qwen3-8B.gguf");
-    let string = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
-    let sizes = [
-        ("embedding_length", 4096_u32),
-        ("block_count", 36),
-        ("feed_forward_length", 12_288),
-        ("attention.head_count", 32),
-        ("attention.head_count_kv", 8),
-        ("attention.key_length", 128),
-        ("attention.value_length", 128),
-        ("context_length", 40_960),
-    ];
-    let mut bytes = b"GGUF\x03\0\0\0".to_vec();
-    bytes.extend([2_u64, 1 + sizes.len() as u64].map(u64::to_le_bytes).concat());
-    bytes.extend([string("general.architecture"), 8_u32.to_le_bytes().to_vec(), string("qwen3")].concat());
-    for (key, size) in sizes {
-        bytes.extend([string(&format!("qwen3.{key}")), [4, size].map(u32::to_le_bytes).concat()].concat());
-    }
-    // Embedding and head, 151,936 x 4096 each, in BF16; their data are a hole in the file.
-    let tensor_bytes = 151_936_u64 * 4096 * 2;
-    for (name, offset) in [("token_embd.weight", 0), ("output.weight", tensor_bytes)] {
-        bytes.extend([string(name), 2_u32.to_le_bytes().to_vec()].concat());
-        bytes.extend([4096_u64, 151_936].map(u64::to_le_bytes).concat());
-        bytes.extend([30_u32.to_le_bytes().to_vec(), offset.to_le_bytes().to_vec()].concat());
-    }
-    let data_start = bytes.len().next_multiple_of(32) as u64;
-    fs::write(&file, bytes).expect("written");
-    let words = [path(&file), "--gpus", "L40S"];
-    let error = answer(&parse(&words).expect("well spelt"), Style::Plain).err().expect("it has no data");
-    assert_eq!(code(&error), 2, "{error}");
-    let sparse = fs::OpenOptions::new().write(true).open(&file).expect("it is there");
-    sparse.set_len(data_start + 2 * tensor_bytes).expect("a sparse file");
-    let (here, named) = (json(&words), json(&["Qwen3-8B", "--gpus", "L40S"]));
-    for part in ["weight_bytes", "ranks", "cache", "users", "steps", "settings", "notes"] {
-        assert_eq!(here[part], named[part], "{part}");
-    }
-    assert_eq!(here["model"]["stored_bytes"], 2 * tensor_bytes);
-}
-
-#[test]
 fn a_folder_is_planned_from_its_headers_alone() {
     let folder = checkpoint();
     let on_cards = json(&[path(folder.path()), "--gpus", "2xL40S"]);
@@ -524,8 +485,8 @@ fn a_drawing_has_a_bar_for_each_rank_and_escapes_what_it_names() {
     let short = ["gpt-oss-120b", "--gpus", "1x80GB@1TBps", "--dtype", "bfloat16", "--svg", "plan.svg"];
     assert!(answered(&short).svg.expect("asked for").contains("#c0392b"), "what does not fit shows");
     let args = parse(&["Llama-3.1-8B", "--gpus", "H100"]).expect("well spelt");
-    let mut request = ask(&args).expect("asked").request;
-    request.model.name = "<a & \"b\">\u{1b}".to_owned();
-    let drawn = svg::svg(&Report::new(&Plan::new(&request).expect("a plan"), None, 2048));
+    let mut asked = ask(&args).expect("asked");
+    asked.request.model.name = "<a & \"b\">\u{1b}".to_owned();
+    let drawn = svg::svg(&Report::new(&Plan::new(&asked.request).expect("a plan"), &asked));
     assert!(drawn.contains("&lt;a &amp; &quot;b&quot;&gt;") && !drawn.contains('\u{1b}'), "{drawn}");
 }

@@ -7,7 +7,7 @@ use toml::Value;
 
 use super::{
     Usage,
-    report::{not_run, not_served},
+    report::not_served,
     request::{Asked, Served, Source},
 };
 use crate::topology::Overrides;
@@ -25,8 +25,8 @@ pub(super) fn topology(plan: &Plan, asked: &Asked) -> anyhow::Result<String> {
         .into());
     }
     let mut out = String::new();
-    let comments =
-        [Some(plan.verdict()), not_run(&plan.request).map(|note| note + "; `consort serve` refuses it")];
+    let not_run = asked.not_run.as_ref().map(|note| format!("{note}; `consort serve` refuses it"));
+    let comments = [Some(plan.verdict()), not_run];
     for comment in comments.into_iter().flatten() {
         let _ = writeln!(out, "# {}", comment.replace(|c: char| c.is_control(), " "));
     }
@@ -38,13 +38,14 @@ pub(super) fn topology(plan: &Plan, asked: &Asked) -> anyhow::Result<String> {
 }
 
 /// The topology that was planned, with what flags changed of it. Nothing that it says besides is lost: it is read once
-/// more, with its server.
+/// more, with its server as the file has it. This machine's keys and `CONSORT_SERVER__*` are another server's.
 fn settled(plan: &Plan, source: &Served) -> anyhow::Result<String> {
     let overrides = Overrides {
         dtype: Some(plan.request.format.name().to_owned()),
         max_model_len: Some(plan.request.limits.max_model_len),
         gpu_memory_utilization: is_on_cards(plan).then(|| utilization(plan)),
         without_server: false,
+        server_as_written: true,
         ..source.overrides.clone()
     };
     Ok(source.topology(&overrides)?.to_toml())

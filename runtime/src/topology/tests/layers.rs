@@ -237,6 +237,28 @@ fn an_engine_without_a_server_does_not_read_its_variables() {
 }
 
 #[test]
+fn a_topology_for_another_machine_keeps_its_server_and_looks_for_no_key() {
+    let place = Place::new();
+    let text = format!(
+        "{}[server]\nlisten = \"0.0.0.0:80\"\napi_key_env = \"KEY\"\nmax_body_bytes = 7\n",
+        super::MODEL
+    );
+    let variables = [
+        ("CONSORT_SERVER__LISTEN", "127.0.0.1:1"),
+        ("CONSORT_SERVER__API_KEY_ENV", "OTHER"),
+        ("CONSORT_SERVER__MAX_BODY_BYTES", "junk"),
+        ("CONSORT_SERVER__LISEN", "x"),
+        ("CONSORT_SCHEDULER__MAX_NUM_SEQS", "3"),
+    ];
+    let elsewhere = Overrides { server_as_written: true, ..Overrides::default() };
+    let topology = place.layered(&text, &variables, &elsewhere).unwrap();
+    assert_eq!(topology.listen().to_string(), "0.0.0.0:80");
+    assert_eq!((topology.api_key_env(), topology.max_body_bytes()), (Some("KEY"), 7));
+    assert_eq!((topology.api_keys().len(), topology.max_num_seqs()), (0, 3));
+    assert!(place.layered(&text, &[], &Overrides::default()).is_err(), "a server needs its key");
+}
+
+#[test]
 fn any_environment_is_taken_or_refused() {
     let place = Place::new();
     let names =
