@@ -113,8 +113,8 @@ impl fmt::Display for Scenario {
         let windows: Vec<Option<usize>> = cache.groups.windows().collect();
         writeln!(
             f,
-            "{} pages of {} tokens, windows {windows:?}, prefix caching {}, {depth} steps in flight, {} pages of the host, \
-             late: {late_transfers:?}",
+            "{} pages of {} tokens, windows {windows:?}, prefix caching {}, {depth} steps in flight, {} pages of the \
+             host, late: {late_transfers:?}",
             cache.num_blocks, cache.block_size, cache.prefix_caching, cache.host_blocks
         )?;
         for Event { number, at_ns, action } in &self.events {

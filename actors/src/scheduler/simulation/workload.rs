@@ -106,8 +106,8 @@ fn crowd(random: &mut Random, setup: &mut Setup, users: &mut Users) {
     (users.with_prefix, users.burst, users.cancelling, users.salted) = (100, 20, 40, 0);
 }
 
-/// Long beginnings that take turns in a pool for little more than one of them, and a host that keeps them all. Some leave
-/// while theirs are loaded.
+/// Long beginnings that take turns in a pool for little more than one of them, and a host that keeps them all. Some
+/// leave while theirs are loaded.
 fn comeback(random: &mut Random, setup: &mut Setup, users: &mut Users) {
     setup.cache.prefix_caching = true;
     setup.cache.block_size = *random.one_of(&[1, 1, 2, 4]);
