@@ -89,7 +89,7 @@ fn software_driver_a_model_that_cannot_be_read_fails_the_check_and_takes_no_othe
     assert_eq!(outcome(&report, "tokens"), "done", "{report}");
     let first = &rows(&report)[0];
     assert_eq!((&first["case"], &first["ours"]), (&"broken".into(), &Value::Null));
-    assert!(first["note"].as_str().unwrap().contains("model.safetensors"), "{first}");
+    assert!(first["note"].as_str().unwrap().contains("config.json"), "{first}");
     assert_eq!(cases(&report)[1..3], ["twin, width 1: logits", "twin, width 1: greedy tokens"]);
     assert!(rows(&report)[1..].iter().all(|row| row["ours"]["value"].is_number()), "{report}");
     assert!(!output.status.success(), "a model is missing");
