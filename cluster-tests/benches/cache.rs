@@ -24,10 +24,8 @@ const TOKEN_BYTES: u64 = 30 * 3 * 64 * 2 * 2;
 /// Times that the engine takes a sequence's blocks, at most.
 const PREEMPTIONS_MAX: u64 = 4;
 /// Most time between two tokens of a stream, in steps as long as the longest of the run. Whoever gives way waits until
-/// some of the others end, which are about 16 in a quarter of the pool, and is then computed anew in two or three full
-/// steps; it may be its turn several times. The whole run takes about 60 such steps (the table says how many), so
-/// someone who is passed over until the others are done is beyond this.
-const GAP_STEPS_MAX: f64 = 32.0;
+/// others have ended and is then computed anew in two or three full steps: 1.4 such steps were seen, of a run of 60.
+const GAP_STEPS_MAX: f64 = 8.0;
 
 /// What came of one request.
 struct Answer {
@@ -214,8 +212,11 @@ async fn ample_and_quarter() -> Result<()> {
             let engine = engine(true, *kv_tokens, MIXED).await?;
             let (answers, took) = together(&engine, mixed()).await?;
             let preemptions = engine.status().ensemble.preemptions;
-            let is_short = *kv_tokens < need;
-            ensure!((preemptions > 0) == is_short, "{preemptions} preemptions in a pool that is {name}");
+            // In a quarter admission alone may keep everybody within it.
+            ensure!(
+                preemptions == 0 || *kv_tokens < need,
+                "{preemptions} preemptions in a pool that is {name}"
+            );
             row.add(&answers, took, preemptions)?;
             let all: Vec<Vec<u32>> = answers.into_iter().map(|answer| answer.tokens).collect();
             ensure!(tokens.get_or_insert_with(|| all.clone()) == &all, "tokens depend on the pool");
