@@ -11,7 +11,7 @@ mod shared_work;
 mod tests;
 mod watchers;
 
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
 pub use local::{Local, LocalGroup};
 pub use shared_work::{SharedWork, WorkUnderWay};
@@ -70,8 +70,9 @@ pub const EXCHANGE_BYTES_MAX: usize = 64 << 10;
 /// What [`Collective::on_abort`] calls.
 pub type AbortNotice = Box<dyn Fn() + Send + Sync>;
 
-/// Exchange among the ranks of a group. Every rank calls the same operations in the same order.
-pub trait Collective: Send {
+/// Exchange among the ranks of a group. Every rank calls the same operations in the same order. Whoever made one may
+/// find it again behind `dyn Any`.
+pub trait Collective: Any + Send {
     /// This caller's rank.
     fn rank(&self) -> Rank;
     /// Ranks in the group.
