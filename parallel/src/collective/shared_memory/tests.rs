@@ -251,8 +251,8 @@ impl Random {
 
 #[test]
 fn damage_anywhere_costs_an_error_and_neither_a_fault_nor_a_wait_beyond_the_abort() {
-    for seed in 1..=150 {
-        let mut random = Random(seed * 0x9e37_79b9_7f4a_7c15);
+    for seed in 1..=150u64 {
+        let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ seed);
         let seats = SharedMemoryGroup::create(2).unwrap();
         let file = File::from(descriptor(&seats[0]));
         let words = 1 + random.below(200);
