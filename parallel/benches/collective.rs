@@ -96,7 +96,8 @@ mod linux {
         let count = rounds_us.len();
         let _ = writeln!(
             std::io::stdout(),
-            "all_reduce_sum of 16 KiB, {name:<11}: median {median:6.2} us (10 % {low:.2}, 90 % {high:.2}; {count} rounds)"
+            "all_reduce_sum of 16 KiB, {name:<11}: median {median:6.2} us \
+             (10 % {low:.2}, 90 % {high:.2}; {count} rounds)"
         );
     }
 }

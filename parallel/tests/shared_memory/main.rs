@@ -4,6 +4,7 @@
 //! Each test starts this program again for the test itself, with a role in its environment and the group's memory as
 //! standard input; what a rank has to say goes to its standard error, a line at a time.
 #![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod roles;
 

@@ -124,7 +124,7 @@ fn one_life(life: usize) {
             thread::spawn(move || {
                 comm.on_abort(Box::new(|| {}));
                 let _ = comm.shared_work();
-                let sums = if life % 3 == 0 { 4 } else { usize::MAX };
+                let sums = if life.is_multiple_of(3) { 4 } else { usize::MAX };
                 sum_some(&mut comm, sums, &mut |_| {}).is_ok()
             })
         })
