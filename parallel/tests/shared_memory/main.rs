@@ -163,7 +163,7 @@ fn a_stopped_process_goes_on_after_the_abort_and_disturbs_no_later_life_of_the_g
     thread::sleep(Duration::from_millis(50));
     seats[2].abort_handle().abort("rank 2 was silent");
     for process in &processes {
-        assert_eq!(process.wait_for("aborted ", Duration::from_secs(1)), "rank 2 was silent");
+        assert_eq!(process.wait_for("aborted ", PATIENCE), "rank 2 was silent");
     }
     drop(seats);
     processes.into_iter().for_each(Process::end_well);
