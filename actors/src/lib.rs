@@ -44,7 +44,7 @@ pub use ids::{Epoch, ReplicaId, SequenceId, Step};
 pub use prefix::CacheSalt;
 pub use request::{FinishReason, GenerationError, GenerationEvent, Request, SubmitError};
 pub use shard::{
-    LoadProgress, ModelExecutor, ProgressCallback, ProgressReporter, RankShare, Rejoined, ShardExecutor,
-    ShardFactory,
+    LoadProgress, ModelExecutor, Pipeline, ProgressCallback, ProgressReporter, RankShare, Rejoined,
+    ShardExecutor, ShardFactory,
 };
 pub use status::{EnsembleState, FinishedCounts, RankStatus, ReplicaStatus, ShardState, StateWatch, Status};

@@ -99,7 +99,7 @@ impl Actor for GroupActor {
     ) -> Result<GroupState, ActorProcessingErr> {
         let GroupArguments { home, scheduler, first_load } = arguments;
         let ranks = home.spec().ranks;
-        let (comms, abort) = new_collective(ranks);
+        let (comms, collective) = new_collective(home.factory().as_ref(), ranks)?;
         let silence = Silence::new(home.silence_max(), Instant::now());
         let timer = myself.send_interval(silence.check_period(), || GroupMessage::CheckSilence);
         let mut state = GroupState {
@@ -110,7 +110,7 @@ impl Actor for GroupActor {
             phase: Phase::Forming,
             shards: vec![None; ranks],
             muster: Muster::new(ranks),
-            collective: CollectiveGuard(abort),
+            collective,
             gather: Gather::new(ranks),
             budget: RestartBudget::default(),
             incident: Incident::default(),
@@ -413,9 +413,13 @@ impl GroupState {
 
     /// Begins the next epoch, and has all ranks join it, with new weights if `rebuild`.
     async fn form_anew(&mut self, myself: &ActorRef<GroupMessage>, rebuild: bool) {
-        let (comms, abort) = new_collective(self.shards.len());
+        let formed = new_collective(self.home.factory().as_ref(), self.shards.len());
+        let (comms, collective) = match formed {
+            Ok(formed) => formed,
+            Err(error) => return self.fail(&format!("no collective: {error}")),
+        };
         self.epoch = self.home.next_epoch();
-        self.collective = CollectiveGuard(abort);
+        self.collective = collective;
         self.gather = Gather::new(self.shards.len());
         self.muster = Muster::new(self.shards.len());
         self.phase = Phase::Forming;

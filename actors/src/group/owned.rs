@@ -1,7 +1,9 @@
 //! What a group owns and ends with itself.
 
-use consort_parallel::collective::{AbortHandle, Collective, LocalGroup};
+use consort_parallel::collective::{AbortHandle, Collective};
 use ractor::concurrency::JoinHandle;
+
+use crate::{error::ShardError, shard::ShardFactory};
 
 /// The group's timer; it ends with the group.
 pub(super) struct Timer(pub(super) JoinHandle<()>);
@@ -21,9 +23,14 @@ impl Drop for CollectiveGuard {
     }
 }
 
-/// A fresh collective of `ranks` members, and the handle that ends it.
-pub(super) fn new_collective(ranks: usize) -> (Vec<Box<dyn Collective>>, AbortHandle) {
-    let comms = LocalGroup::new(ranks);
-    let abort = comms.first().expect("an ensemble has at least one rank; checked by its spec").abort_handle();
-    (comms.into_iter().map(|comm| Box::new(comm) as Box<dyn Collective>).collect(), abort)
+/// A fresh collective of `ranks` members, and the guard that ends it.
+pub(super) fn new_collective(
+    factory: &dyn ShardFactory,
+    ranks: usize,
+) -> Result<(Vec<Box<dyn Collective>>, CollectiveGuard), ShardError> {
+    let comms = factory.collective(ranks)?;
+    let first = comms.first().filter(|_| comms.len() == ranks);
+    let abort = first.ok_or_else(|| ShardError::load("a factory made a collective of another size"))?;
+    let abort = abort.abort_handle();
+    Ok((comms, CollectiveGuard(abort)))
 }

@@ -2,11 +2,12 @@
 
 use std::{
     any::Any,
+    collections::VecDeque,
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, PoisonError,
-        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -20,7 +21,7 @@ use crate::{
     error::ShardError,
     group::{GroupMessage, RESTARTS_MAX},
     ids::Epoch,
-    plan::StepPlan,
+    plan::{StepPlan, StepResult},
     scheduler::STEPS_IN_FLIGHT_MAX,
 };
 
@@ -36,6 +37,12 @@ const STACK_BYTES: usize = 8 << 20;
 
 /// How often a wait for threads looks again.
 const JOIN_POLL: Duration = Duration::from_millis(2);
+
+/// How long a thread waits for the step under way before it looks whether another can begin beside it.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// And where none can.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// What a compute thread is told.
 enum ComputeCommand {
@@ -125,20 +132,33 @@ fn compute(
     let ComputeArguments { rank, epoch, comm, factory, progress, group, shard: _ } = arguments;
     let mut executor = present.insert(factory.build(rank, comm, &progress)?);
     join(&group, rank, epoch, executor.as_mut())?;
+    // Epochs of the steps under way, oldest first.
+    let mut under_way = VecDeque::new();
     // The queue closes when the actor ends.
-    while let Ok(command) = commands.recv() {
+    while let Some(command) = next(commands, executor.as_mut(), under_way.len())? {
         match command {
-            ComputeCommand::Execute(plan) => match executor.execute(&plan) {
-                Ok(result) => {
-                    let _ = group.cast(GroupMessage::ShardExecuted { rank, result });
-                }
-                Err(ShardError::Aborted { reason }) => {
-                    let _ = group.cast(GroupMessage::ShardAborted { rank, epoch: plan.epoch, reason });
-                }
-                Err(error) => return Err(error),
-            },
-            ComputeCommand::Rejoin { epoch, comm, rebuild } => {
+            Next::Command(ComputeCommand::Execute(plan)) => {
+                let outcome = match executor.pipeline() {
+                    Some(pipeline) => {
+                        under_way.push_back(plan.epoch);
+                        pipeline.begin(&plan).map(|()| None)
+                    }
+                    None => {
+                        under_way.push_back(plan.epoch);
+                        executor.execute(&plan).map(Some)
+                    }
+                };
+                report(&group, rank, outcome, &mut under_way)?;
+            }
+            Next::Nothing => {
+                let pipeline = executor.pipeline().expect("steps are under way only in a pipeline");
+                let patience = if under_way.len() < pipeline.depth() { LOOK } else { PATIENCE };
+                report(&group, rank, pipeline.finish(patience), &mut under_way)?;
+            }
+            Next::Command(ComputeCommand::Rejoin { epoch, comm, rebuild }) => {
                 *joined = epoch;
+                // Nobody asks for what is under way any more.
+                under_way.clear();
                 let rejoined =
                     if rebuild { Rejoined::Rebuild(comm) } else { executor.rejoin(epoch, comm)? };
                 if let Rejoined::Rebuild(comm) = rejoined {
@@ -149,6 +169,72 @@ fn compute(
                 join(&group, rank, epoch, executor.as_mut())?;
             }
         }
+    }
+    Ok(())
+}
+
+/// What a thread turns to.
+enum Next {
+    Command(ComputeCommand),
+    /// Steps are under way, and no further one can begin, or none has come in.
+    Nothing,
+}
+
+/// What comes next; `None` once nobody can send commands any more.
+fn next(
+    commands: &Receiver<ComputeCommand>,
+    executor: &mut dyn ShardExecutor,
+    under_way: usize,
+) -> Result<Option<Next>, ShardError> {
+    if under_way == 0 {
+        return Ok(wait(commands, executor)?.map(Next::Command));
+    }
+    let depth = executor.pipeline().map_or(1, |pipeline| pipeline.depth());
+    if under_way >= depth {
+        return Ok(Some(Next::Nothing));
+    }
+    Ok(match commands.try_recv() {
+        Ok(command) => Some(Next::Command(command)),
+        Err(TryRecvError::Empty) => Some(Next::Nothing),
+        Err(TryRecvError::Disconnected) => None,
+    })
+}
+
+/// Waits for a command, and has the executor look after itself meanwhile.
+fn wait(
+    commands: &Receiver<ComputeCommand>,
+    executor: &mut dyn ShardExecutor,
+) -> Result<Option<ComputeCommand>, ShardError> {
+    while let Some(period) = executor.check()? {
+        match commands.recv_timeout(period) {
+            Ok(command) => return Ok(Some(command)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+        }
+    }
+    Ok(commands.recv().ok())
+}
+
+/// Tells the group what came of a step: of the oldest under way, or of all where the epoch was cut short.
+fn report(
+    group: &ActorRef<GroupMessage>,
+    rank: Rank,
+    outcome: Result<Option<StepResult>, ShardError>,
+    under_way: &mut VecDeque<Epoch>,
+) -> Result<(), ShardError> {
+    match outcome {
+        Ok(None) => {}
+        Ok(Some(result)) => {
+            under_way.pop_front();
+            let _ = group.cast(GroupMessage::ShardExecuted { rank, result });
+        }
+        Err(ShardError::Aborted { reason }) => {
+            for epoch in under_way.drain(..) {
+                let reason = reason.clone();
+                let _ = group.cast(GroupMessage::ShardAborted { rank, epoch, reason });
+            }
+        }
+        Err(error) => return Err(error),
     }
     Ok(())
 }

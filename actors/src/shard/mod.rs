@@ -14,11 +14,14 @@ mod bits_tests;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc, time::Duration};
 
 pub(crate) use actor::{ShardActor, ShardArguments};
 pub(crate) use compute::ThreadLedger;
-use consort_parallel::{collective::Collective, ids::Rank};
+use consort_parallel::{
+    collective::{Collective, LocalGroup},
+    ids::Rank,
+};
 pub use executor::ModelExecutor;
 pub(crate) use message::ShardMessage;
 pub use progress::{LoadProgress, ProgressCallback, ProgressReporter};
@@ -41,6 +44,14 @@ pub struct RankShare {
 /// Builds executors. Shared by all ranks; `build` runs on the rank's own compute thread, so what it returns may stay
 /// bound to that thread.
 pub trait ShardFactory: Send + Sync + 'static {
+    /// What the `ranks` of one life of a group exchange through, in rank order, each to be given to the rank's
+    /// [`ShardFactory::build`] or [`ShardExecutor::rejoin`]. Unless it is said otherwise ranks are threads of this
+    /// process.
+    fn collective(&self, ranks: usize) -> Result<Vec<Box<dyn Collective>>, ShardError> {
+        let comms = LocalGroup::new(ranks).into_iter();
+        Ok(comms.map(|comm| Box::new(comm) as Box<dyn Collective>).collect())
+    }
+
     /// Builds the executor of `rank`. Called at the start, and again for a rank that was lost.
     fn build(
         &self,
@@ -66,6 +77,18 @@ pub trait ShardExecutor {
     /// ends the executor.
     fn execute(&mut self, plan: &StepPlan) -> Result<StepResult, ShardError>;
 
+    /// Called while there is nothing to do: looks whether all is well, and says when to look again. Unless it is said
+    /// otherwise nothing can happen meanwhile.
+    fn check(&mut self) -> Result<Option<Duration>, ShardError> {
+        Ok(None)
+    }
+
+    /// Where the next step may begin before the last has ended: then steps come this way, and not through
+    /// [`ShardExecutor::execute`].
+    fn pipeline(&mut self) -> Option<&mut dyn Pipeline> {
+        None
+    }
+
     /// Bytes of weights it holds.
     fn weight_bytes(&self) -> u64;
 
@@ -78,6 +101,20 @@ pub trait ShardExecutor {
         let _ = epoch;
         Ok(Rejoined::Rebuild(comm))
     }
+}
+
+/// Steps of which one begins while another is under way. Errors are those of [`ShardExecutor::execute`]; after one
+/// nothing is under way any more.
+pub trait Pipeline {
+    /// Steps that may be under way together, at least one.
+    fn depth(&self) -> usize;
+
+    /// Begins a step behind those under way, of which there are fewer than [`Pipeline::depth`]. Need not wait for any.
+    fn begin(&mut self, plan: &Arc<StepPlan>) -> Result<(), ShardError>;
+
+    /// Waits for the oldest step under way, about as long as `patience` where it does not end before. Called only
+    /// while there is one.
+    fn finish(&mut self, patience: Duration) -> Result<Option<StepResult>, ShardError>;
 }
 
 /// Outcome of [`ShardExecutor::rejoin`].
