@@ -69,6 +69,7 @@ pub(super) const LEAVES: &[&str] = &[
     // Launches that were recorded, those that are, and those that fail on purpose.
     "cluster-tests/device-check/src/parts/faults.rs",
     "cluster-tests/device-check/src/parts/kernels/replay.rs",
+    "cluster-tests/device-check/src/parts/nccl.rs",
     "cluster-tests/device-check/tests/software_driver/recorded.rs",
     // An allocator that counts, for a test.
     "parallel/tests/fuzz/allocation.rs",

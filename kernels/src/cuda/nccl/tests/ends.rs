@@ -8,24 +8,25 @@ use crate::{KernelError, cuda::device::CudaError};
 const FAULTS: &str = "CONSORT_SOFTWARE_DRIVER_FAULTS";
 const LEN: usize = 2000;
 
-/// Sums once, and waits for it as a rank does that must not wait for ever.
-fn sum_once(member: &Member, round: usize) -> Result<Vec<f32>, NcclError> {
+/// Sums once, and waits for it as a rank does that must not wait for ever. Whoever has an error tells it before its memory
+/// is given back, which waits for the sum to end.
+fn sum_once(member: &Member, round: usize, tell: impl Fn(&NcclError)) -> Result<Vec<f32>, NcclError> {
     let Member { device, communicator, .. } = member;
     let (from, mut to) = buffers(device, &part(communicator.rank(), round, LEN), LEN);
     // SAFETY: buffers that outlive the work, which ends when the communicator does.
     match unsafe { communicator.all_reduce(&**device, from.all(), to.all_mut()) } {
         Ok(()) => {}
-        Err(KernelError::Nccl(error)) => return Err(*error),
+        Err(KernelError::Nccl(error)) => return Err(*error).inspect_err(tell),
         Err(other) => panic!("{other}"),
     }
     loop {
         match device.synchronize("sum", Duration::from_millis(20)) {
             Ok(()) => break,
-            Err(CudaError::Timeout { .. }) => communicator.check()?,
+            Err(CudaError::Timeout { .. }) => communicator.check().inspect_err(&tell)?,
             Err(other) => panic!("{other}"),
         }
     }
-    communicator.check()?;
+    communicator.check().inspect_err(&tell)?;
     Ok(read(device, &to))
 }
 
@@ -87,7 +88,7 @@ fn software_driver_a_rank_that_hangs_or_never_comes_is_named_at_the_deadline() {
             });
         }
         // And the next group meets.
-        let sums = with_ranks(settings, 3, |member| sum_once(member, 0).unwrap());
+        let sums = with_ranks(settings, 3, |member| sum_once(member, 0, |_| {}).unwrap());
         assert!(sums.iter().all(|got| *got == sum(3, 0, LEN)));
         assert_eq!(left_over(), 0);
     });
@@ -124,10 +125,9 @@ fn software_driver_an_error_of_one_rank_s_third_sum_reaches_every_rank_as_an_err
         let errors = with_ranks(settings, 3, |member| {
             plane.enters(member);
             for round in 0..2 {
-                assert_eq!(sum_once(member, round).unwrap(), sum(3, round, LEN));
+                assert_eq!(sum_once(member, round, |_| {}).unwrap(), sum(3, round, LEN));
             }
-            let error = sum_once(member, 2).unwrap_err();
-            plane.abort(&error.to_string());
+            let error = sum_once(member, 2, |error| plane.abort(&error.to_string())).unwrap_err();
             // Whatever the stream held is over, and the device takes other work.
             member.device.synchronize("leave the sum", LIMIT).unwrap();
             let again = member.communicator.check().unwrap_err();
@@ -207,12 +207,18 @@ fn software_driver_fifty_groups_leave_neither_memory_nor_descriptors() {
         };
         let measure = || {
             let free: Vec<u64> = devices.iter().map(|device| device.memory().unwrap().0).collect();
-            (free, descriptors(), left_over(), threads())
+            (free, descriptors(), left_over())
         };
         one_life(0);
-        let before = measure();
+        let (before, threads_before) = (measure(), threads());
         (0..50).for_each(one_life);
         assert_eq!(measure(), before);
+        // A thread that has ended is still seen for a moment.
+        let started = Instant::now();
+        while threads() > threads_before && started.elapsed() < LIMIT {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(threads() <= threads_before);
         assert_eq!(before.2, 0);
     });
 }
