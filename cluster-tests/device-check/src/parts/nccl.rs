@@ -1,6 +1,6 @@
-//! The machine's NCCL through our binding, at one rank: sums at once and in a graph, in both types, an end in order and
-//! an abort. What several ranks do needs several cards; that a communicator is made, that its work is in the stream when
-//! the call returns, and that nothing hangs does not.
+//! The machine's NCCL through our binding, at one rank: sums at once and in a graph, in both types, an end in order
+//! and an abort. What several ranks do needs several cards; that a communicator is made, that its work is in the stream
+//! when the call returns, and that nothing hangs does not.
 #![allow(unsafe_code)]
 
 use std::{

@@ -153,5 +153,5 @@ fn software_driver_a_sum_that_nccl_fails_is_told_with_its_words() {
     assert!(!output.status.success());
     assert_eq!(outcome(&report, "nccl"), "failed");
     let reason = report["parts"][0]["reason"].as_str().unwrap();
-    assert!(reason.contains("ncclAllReduce says internal error (3)"), "{reason}");
+    assert!(reason.contains("ncclAllReduce says internal error"), "{reason}");
 }

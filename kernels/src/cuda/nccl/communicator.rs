@@ -111,8 +111,9 @@ impl NcclCommunicator {
         }))
     }
 
-    /// Waits until all ranks have met. After `limit` the error names those of whom `missing` says, as far as the control
-    /// plane knows, that they have not come; the communicator is to be aborted then, as after any other error.
+    /// Waits until all ranks have met. After `limit` the error names those of whom `missing` says, as far as the
+    /// control plane knows, that they have not come; the communicator is to be aborted then, as after any other error.
+    /// While operations are under way it is aborted before their memory is given back, which waits for them.
     pub fn wait_until_ready(
         &self,
         limit: Duration,
@@ -185,8 +186,8 @@ impl NcclCommunicator {
     ///
     /// # Safety
     /// The memory is of this rank's device and stays until the work is done, or the graph is gone that recorded it. All
-    /// ranks ask for the same operations on as many elements in the same order. A graph that recorded it is not replayed
-    /// after the communicator has ended.
+    /// ranks ask for the same operations on as many elements in the same order. A graph that recorded it is not
+    /// replayed after the communicator has ended.
     pub unsafe fn all_reduce<T: NcclElement>(
         &self,
         launcher: &dyn Launcher,
@@ -226,8 +227,8 @@ impl NcclCommunicator {
         self.alone(launcher, |grouped| unsafe { grouped.broadcast(root, from, to) })
     }
 
-    /// Asks for all operations of `body`, which does nothing else, at once; NCCL may do them together then. Broadcasts of
-    /// every rank are a gather of parts that are not equally long.
+    /// Asks for all operations of `body`, which does nothing else, at once; NCCL may do them together then. Broadcasts
+    /// of every rank are a gather of parts that are not equally long.
     pub fn grouped(
         &self,
         launcher: &dyn Launcher,

@@ -27,22 +27,19 @@ pub enum NcclError {
     },
     /// No id for a group.
     #[error(
-        "could not make the id of a group: ncclGetUniqueId says {name} ({code}){}. See that a network of this machine, \
-         loopback if no other, is up, and what NCCL_SOCKET_IFNAME names",
-        in_detail(detail)
+        "could not make the id of a group: ncclGetUniqueId says {text} ({code}). See that a network of this machine, \
+         loopback if no other, is up, and what NCCL_SOCKET_IFNAME names"
     )]
     NoId {
-        /// NCCL's word for the error.
-        name: String,
-        /// What NCCL tells in detail, if it does.
-        detail: String,
+        /// NCCL's words for the error.
+        text: String,
         /// The error's number.
         code: i32,
     },
     /// A call that failed, or work that it had begun.
     #[error(
-        "rank {rank} of {ranks} ({device}) could not {doing}: {function} says {name} ({code}){}. {}",
-        in_detail(detail), advice(*code)
+        "rank {rank} of {ranks} ({device}) could not {doing}: {function} says {text} ({code}). {}",
+        advice(*code)
     )]
     Call {
         /// The rank.
@@ -55,10 +52,8 @@ pub enum NcclError {
         doing: String,
         /// The function.
         function: &'static str,
-        /// NCCL's word for the error.
-        name: String,
-        /// What NCCL tells in detail, if it does.
-        detail: String,
+        /// NCCL's words for the error.
+        text: String,
         /// The error's number.
         code: i32,
     },
@@ -127,10 +122,6 @@ impl From<CudaError> for NcclError {
     }
 }
 
-fn in_detail(detail: &str) -> String {
-    if detail.is_empty() { String::new() } else { format!(": {detail}") }
-}
-
 /// What somebody who reads of an error can do.
 fn advice(code: i32) -> &'static str {
     match code {
@@ -175,15 +166,19 @@ mod tests {
             device: "cuda:4".into(),
             doing: "sum 12 elements".into(),
             function: "ncclAllReduce",
-            name: "remote process exited or there was a network error".into(),
-            detail: "socket closed".into(),
+            text: "remote process exited or there was a network error: socket closed".into(),
             code: 6,
         };
         assert_eq!(
             error.to_string(),
             "rank 1 of 3 (cuda:4) could not sum 12 elements: ncclAllReduce says remote process exited or there was a \
-             network error (6): socket closed. Another rank's process has ended or cannot be reached: its log tells why"
+             network error: socket closed (6). Another rank's process has ended or cannot be reached: its log tells why"
         );
+    }
+
+    #[test]
+    fn an_error_fits_in_a_result_without_a_box() {
+        assert!(size_of::<NcclError>() <= 112, "{}", size_of::<NcclError>());
     }
 
     #[test]

@@ -119,8 +119,8 @@ impl Nccl {
         match self.answer("ncclGetUniqueId", status) {
             Ok(_) => Ok(UniqueId(id.internal)),
             Err(Failed { code, .. }) => {
-                let (name, detail) = self.words(code, None);
-                Err(NcclError::NoId { name, detail, code })
+                let text = self.words(code, None);
+                Err(NcclError::NoId { text, code })
             }
         }
     }
@@ -214,13 +214,13 @@ impl Nccl {
         doing: String,
     ) -> NcclError {
         let Failed { function, code } = failed;
-        let (name, detail) = self.words(code, comm);
+        let text = self.words(code, comm);
         let device = device.to_owned();
-        NcclError::Call { rank, ranks, device, doing, function, name, detail, code }
+        NcclError::Call { rank, ranks, device, doing, function, text, code }
     }
 
     /// NCCL's name of an error, and what it tells in detail of the last one.
-    fn words(&self, code: Status, comm: Option<Handle>) -> (String, String) {
+    fn words(&self, code: Status, comm: Option<Handle>) -> String {
         let comm = comm.map_or(ptr::null_mut(), |comm| comm.0);
         // SAFETY: takes any number.
         let name = unsafe { (self.functions.error_string)(code) };
@@ -228,7 +228,11 @@ impl Nccl {
         let detail = unsafe { (self.functions.last_error)(comm) };
         // SAFETY (both): null, or a text of NCCL's that lives until this thread's next call.
         let (name, detail) = unsafe { (text(name), text(detail)) };
-        (name.unwrap_or_else(|| "an error without a name".to_owned()), detail.unwrap_or_default())
+        let name = name.unwrap_or_else(|| "an error without a name".to_owned());
+        match detail {
+            Some(detail) if !detail.is_empty() => format!("{name}: {detail}"),
+            _ => name,
+        }
     }
 
     fn answer(&self, function: &'static str, status: Status) -> Result<Answer, Failed> {

@@ -54,7 +54,8 @@ thread_local Group group;
 ncclResult_t begin_call(const char* function) {
     int code = software_driver_count_call(function);
     if (code == 0) return ncclSuccess;
-    return refuse(static_cast<ncclResult_t>(code), std::string(function) + " fails because the environment asks for it");
+    return refuse(static_cast<ncclResult_t>(code),
+                  std::string(function) + " fails because the environment asks for it");
 }
 
 // Now, or when somebody asks for news.

@@ -8,8 +8,8 @@ use crate::{KernelError, cuda::device::CudaError};
 const FAULTS: &str = "CONSORT_SOFTWARE_DRIVER_FAULTS";
 const LEN: usize = 2000;
 
-/// Sums once, and waits for it as a rank does that must not wait for ever. Whoever has an error tells it before its memory
-/// is given back, which waits for the sum to end.
+/// Sums once, and waits for it as a rank does that must not wait for ever. Whoever has an error tells it before its
+/// memory is given back, which waits for the sum to end.
 fn sum_once(member: &Member, round: usize, tell: impl Fn(&NcclError)) -> Result<Vec<f32>, NcclError> {
     let Member { device, communicator, .. } = member;
     let (from, mut to) = buffers(device, &part(communicator.rank(), round, LEN), LEN);
