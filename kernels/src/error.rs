@@ -1,6 +1,6 @@
 //! What a kernel may refuse.
 
-use crate::cuda::device::CudaError;
+use crate::cuda::{device::CudaError, nccl::NcclError};
 
 /// Why an operation or an allocation did not happen.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
@@ -50,6 +50,9 @@ pub enum KernelError {
     /// A CUDA device could not do it.
     #[error(transparent)]
     Cuda(Box<CudaError>),
+    /// NCCL could not do it.
+    #[error(transparent)]
+    Nccl(Box<NcclError>),
     /// A thread of the team could not be started.
     #[error("could not start thread {thread} of the CPU team: {reason}")]
     Thread {
@@ -63,6 +66,12 @@ pub enum KernelError {
 impl From<CudaError> for KernelError {
     fn from(error: CudaError) -> KernelError {
         KernelError::Cuda(Box::new(error))
+    }
+}
+
+impl From<NcclError> for KernelError {
+    fn from(error: NcclError) -> KernelError {
+        KernelError::Nccl(Box::new(error))
     }
 }
 

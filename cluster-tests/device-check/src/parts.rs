@@ -8,6 +8,7 @@ mod kernels;
 mod linears;
 mod machine;
 mod model;
+mod nccl;
 mod sampling;
 mod sanitizer;
 mod tokens;
@@ -110,6 +111,14 @@ pub(crate) const PARTS: &[Part] = &[
         optional: false,
         uses_peer: false,
         work: all_reduce::run,
+    },
+    Part {
+        name: "nccl",
+        about: "the machine's NCCL at one rank: sums, graphs, an abort",
+        limit: 60,
+        optional: false,
+        uses_peer: false,
+        work: nccl::run,
     },
     Part {
         name: "faults",

@@ -1,4 +1,5 @@
-//! Builds the software libraries into `OUT_DIR/lib`: the driver over the emulator, cuBLASLt and NVRTC over the driver.
+//! Builds the software libraries into `OUT_DIR/lib`: the driver over the emulator; cuBLASLt, NVRTC and NCCL
+//! over the driver.
 //!
 //! The driver holds the emulator's machine as it is, and the kernels compiled once more, so that every access to memory
 //! is told to it (`cpp/touches.h`).
@@ -26,9 +27,12 @@ fn main() -> Result<(), Failure> {
         &objects,
         &[&format!("-Wl,--version-script={}", cpp.join("exports.map").display())],
     )?;
+    // For those that are loaded before the driver.
+    link_again(&lib, "libcuda.so.1", "libcuda.so")?;
     library(&cpp.join("cublaslt"), &lib.join("libcublasLt.so.13"), "libcublasLt.so", &[driver.as_path()])?;
     link_again(&lib, "libcublasLt.so.13", "libcublasLt.so.12")?;
     library(&cpp.join("nvrtc"), &lib.join("libnvrtc.so.12"), "libnvrtc.so", &[])?;
+    library(&cpp.join("nccl"), &lib.join("libnccl.so.2"), "libnccl.so", &[driver.as_path()])?;
     Ok(())
 }
 

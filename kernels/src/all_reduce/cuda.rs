@@ -4,12 +4,14 @@
 mod peers;
 #[cfg(test)]
 mod tests;
+mod ways;
 
 use half::bf16;
 
 pub use peers::{
     AREA_WORDS, BLOCKS_MAX, PEERS_MAX, POLLS_MAX, PeerAddresses, Peers, Reuse, STOP_WORDS, Stopped, Why,
 };
+pub use ways::{Means, NoWay, Timing, Way, WayTable};
 
 use crate::{
     KernelError,
@@ -44,6 +46,23 @@ pub fn all_reduce(
         all_reduce_one_shot(launcher, peers, out)
     } else {
         all_reduce_two_shot(launcher, peers, out)
+    }
+}
+
+/// The same in a way that was [chosen](WayTable) before. Other than one or two shots is the caller's to take.
+pub fn all_reduce_by(
+    launcher: &dyn Launcher,
+    peers: &Peers,
+    way: Way,
+    out: DeviceSliceMut<'_, f32>,
+) -> Result<(), KernelError> {
+    match way {
+        Way::OneShot => all_reduce_one_shot(launcher, peers, out),
+        Way::TwoShots => all_reduce_two_shot(launcher, peers, out),
+        Way::Nccl => {
+            let reason = "a sum that goes through NCCL has no kernel".to_owned();
+            Err(KernelError::Unsupported { operation: "all_reduce", reason })
+        }
     }
 }
 

@@ -13,18 +13,21 @@ pub mod declarations;
 pub mod device;
 mod dynamic;
 pub mod image;
+pub mod nccl;
 pub mod nvrtc;
 mod product;
 mod search;
 pub mod settings;
 mod slice;
 pub mod sources;
+mod stream;
 #[cfg(test)]
 mod testing;
 
 pub use args::Args;
 pub use product::Product;
 pub use slice::{DeviceSlice, DeviceSliceMut};
+pub use stream::StreamHandle;
 
 use std::ops::RangeInclusive;
 
@@ -72,6 +75,11 @@ pub trait Launcher {
     fn rehearse(&self, product: &Product<'_>, rows: RangeInclusive<usize>) -> Result<(), KernelError> {
         let _ = (product, rows);
         Ok(())
+    }
+
+    /// The stream that launches go to, for libraries that enqueue by themselves; `None` where there is no such thing.
+    fn stream(&self) -> Option<StreamHandle<'_>> {
+        None
     }
 }
 

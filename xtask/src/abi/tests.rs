@@ -44,3 +44,9 @@ fn another_parameter_is_reported_by_its_function_s_name() {
     assert!(error.contains("nvrtcGetProgramLogSize takes or returns something else"), "{error}");
     assert_eq!(error.lines().count(), 2, "{error}");
 }
+
+#[test]
+fn facts_that_are_kept_are_compared_line_by_line_in_any_order() {
+    assert_eq!(differences("a = 1\nb = 2\n", "b = 2\na = 1\n"), "");
+    assert_eq!(differences("a = 1\nb = 2\n", "a = 1\nb = 3\nc = 4\n"), "- b = 2\n+ b = 3\n+ c = 4");
+}

@@ -48,8 +48,9 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/src/rope/cuda.rs",
     // The operating system: memory; and parts of one slice for several threads.
     "kernels/src/sys/",
-    // NVIDIA's libraries, loaded at run time: the loader, NVRTC, the driver and cuBLASLt.
+    // NVIDIA's libraries, loaded at run time: the loader, NVRTC, NCCL, the driver and cuBLASLt.
     "kernels/src/cuda/dynamic.rs",
+    "kernels/src/cuda/nccl/",
     "kernels/src/cuda/nvrtc/library.rs",
     "kernels/src/cuda/device/raw/",
     // CUDA devices: views of their memory, and copies from and to memory of the host.
@@ -70,6 +71,7 @@ pub(super) const LEAVES: &[&str] = &[
     // Launches that were recorded, those that are, and those that fail on purpose.
     "cluster-tests/device-check/src/parts/faults.rs",
     "cluster-tests/device-check/src/parts/kernels/replay.rs",
+    "cluster-tests/device-check/src/parts/nccl.rs",
     "cluster-tests/device-check/tests/software_driver/recorded.rs",
     // An allocator that counts, for a test.
     "parallel/tests/fuzz/allocation.rs",

@@ -132,3 +132,26 @@ fn software_driver_a_rank_that_never_comes_ends_the_sums_with_an_error() {
     let reason = parts[0]["reason"].as_str().unwrap();
     assert!(reason.contains("one shot 32 B"), "{reason}");
 }
+
+#[test]
+fn software_driver_sums_through_nccl_at_one_rank_are_the_part_and_an_abort_leaves_the_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let (output, report) = check(folder.path(), folder.path(), &[], &["--only", "nccl"]);
+    let expected = ["join", "sums of F32", "sums of BF16", "leave in order", "abort of a join"];
+    assert_part(&report, "nccl", &expected.map(str::to_owned), 2);
+    assert!(output.status.success());
+    // 4 sums each of 1, 515 and 4096 elements.
+    let note = rows(&report, "nccl")[1]["note"].as_str().unwrap();
+    assert_eq!(note, "of 18448 elements");
+}
+
+#[test]
+fn software_driver_a_sum_that_nccl_fails_is_told_with_its_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let faults = [("CONSORT_SOFTWARE_DRIVER_FAULTS", "ncclAllReduce:2=3")];
+    let (output, report) = check(folder.path(), folder.path(), &faults, &["--only", "nccl"]);
+    assert!(!output.status.success());
+    assert_eq!(outcome(&report, "nccl"), "failed");
+    let reason = report["parts"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("ncclAllReduce says internal error"), "{reason}");
+}

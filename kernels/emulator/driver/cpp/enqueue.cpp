@@ -78,3 +78,11 @@ API software_driver_count_call(const char* function) {
     int result = count_call(function, call.hangs);
     return result;
 }
+
+API software_driver_count_call_or_hang(const char* function, int* hangs) {
+    Lock lock(driver().mutex);
+    bool never_ends = false;
+    int result = count_call(function, never_ends);
+    *hangs = never_ends;
+    return result;
+}

@@ -20,4 +20,6 @@ int software_driver_enqueue(void* stream, const SoftwareOperation* operation);
 int software_driver_current_device();
 // Counts one call of a function for CONSORT_SOFTWARE_DRIVER_FAULTS; returns 0, or the code to fail with.
 int software_driver_count_call(const char* function);
+// The same for what may also be told never to end: `*hangs` is not zero then.
+int software_driver_count_call_or_hang(const char* function, int* hangs);
 }

@@ -1,5 +1,6 @@
 #include "report.h"
 
+#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +22,8 @@ namespace {
 struct Fault {
     int result = 0;
     bool hangs = false;
+    // The process ends as if the system had killed it.
+    bool dies = false;
 };
 
 // Never destroyed, since threads may call while the process ends.
@@ -34,13 +37,13 @@ struct Told {
 
 [[noreturn]] void refuse_faults(const std::string& text) {
     std::fprintf(stderr,
-                 "software driver: CONSORT_SOFTWARE_DRIVER_FAULTS has `%s`; it must be like `cuLaunchKernel:7=700` or "
-                 "`cuLaunchKernel:7=hang`\n",
+                 "software driver: CONSORT_SOFTWARE_DRIVER_FAULTS has `%s`; it must be like `cuLaunchKernel:7=700`, "
+                 "`cuLaunchKernel:7=hang` or `cuLaunchKernel:7=die`\n",
                  text.c_str());
     std::abort();
 }
 
-// `function:n=code`, with a number or `hang` as the code.
+// `function:n=code`, with a number, `hang` or `die` as the code.
 void read_fault(const std::string& text, Told& told) {
     std::size_t colon = text.find(':'), equals = text.find('=');
     if (colon == std::string::npos || equals == std::string::npos || colon > equals) refuse_faults(text);
@@ -50,7 +53,8 @@ void read_fault(const std::string& text, Told& told) {
     Fault fault;
     std::string code = text.substr(equals + 1);
     fault.hangs = code == "hang";
-    if (!fault.hangs) {
+    fault.dies = code == "die";
+    if (!fault.hangs && !fault.dies) {
         fault.result = static_cast<int>(std::strtol(code.c_str(), &end, 10));
         if (*end || fault.result <= 0) refuse_faults(text);
     }
@@ -154,6 +158,7 @@ int count_call(const std::string& function, bool& hangs) {
     if (faults == told().faults.end()) return 0;
     auto fault = faults->second.find(call);
     if (fault == faults->second.end()) return 0;
+    if (fault->second.dies) kill(getpid(), SIGKILL);
     hangs = fault->second.hangs;
     trace("%s: call %llu %s", function.c_str(), static_cast<unsigned long long>(call),
           hangs ? "hangs" : ("fails with " + std::to_string(fault->second.result)).c_str());

@@ -1,9 +1,9 @@
 //! A CUDA driver that runs on the CPU: what Consort does on GPUs is done on it in tests, by the same code.
 //!
-//! The build script makes shared libraries (`libcuda.so.1` and, over it, cuBLASLt; a compiler that knows the kernels
-//! already) and [`folder`] tells where they are. Whoever loads CUDA from there gets devices with memory of their own,
-//! streams that run later than one thinks, graphs, and errors on demand. `cpp/` holds them; what the environment may
-//! ask for is in `cpp/settings.h`:
+//! The build script makes shared libraries (`libcuda.so.1` and, over it, cuBLASLt and NCCL; a compiler that knows the
+//! kernels already) and [`folder`] tells where they are. Whoever loads CUDA from there gets devices with memory of
+//! their own, streams that run later than one thinks, graphs, and errors on demand. `cpp/` holds them; what the
+//! environment may ask for is in `cpp/settings.h`:
 //!
 //! | `CONSORT_SOFTWARE_DRIVER_` | what | default |
 //! |---|---|---|
@@ -12,10 +12,15 @@
 //! | `ORDER` | when work runs: `lazy`, only when somebody waits for it; `eager`; `random:SEED` | lazy |
 //! | `LAG_MS` | when it runs although nobody waits for it | 20 |
 //! | `CAPABILITY` | compute capability, as 90 | 90 |
-//! | `FAULTS` | `cuLaunchKernel:7=700,cuMemAlloc_v2:2=2`: the n-th call fails so; `=hang`: its work never ends | |
+//! | `FAULTS` | `cuLaunchKernel:7=700,cuMemAlloc_v2:2=2`: the n-th call fails so; see below | |
 //! | `TRACE` | 1: tell on stderr what runs | 0 |
 //! | `STRICT` | 0: violations are counted only, instead of ending the process | 1 |
 //! | `REPORT` | file for the [`Report`] at the process's end; `%p` is the process's number | |
+//!
+//! Instead of an error, a call may have `=hang`, so that what it enqueues never ends, or `=die`: the process is killed
+//! there. For NCCL, `ncclAllReduce@1:3` (and so on) is the third that rank 1 executes, where each replay of a graph
+//! counts, and its errors show when somebody asks the communicator; `ncclCommInitRankConfig@1:1` is the first attempt
+//! of rank 1 to join.
 //!
 //! A *violation* is a mistake that a real device might not notice: two pieces of work that touch the same bytes without
 //! an order between them, memory freed while it is in use, a kernel given a pointer to freed memory, a write beyond

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
     CudaError, Uuid,
-    raw::{Context, driver, facts::Handle, matrix, nccl, nvml::Nvml},
+    raw::{Context, driver, facts::Handle, matrix, nvml::Nvml},
 };
 use crate::cuda::settings::Settings;
 
@@ -110,11 +110,6 @@ pub fn management(settings: &Settings, devices: &[Uuid]) -> Result<ManagementFac
         }
     }
     Ok(ManagementFacts { driver_version: nvml.driver_version()?, nvlinks })
-}
-
-/// NCCL, or what is wrong with each place. Nothing here calls it.
-pub fn nccl(settings: &Settings) -> Result<LibraryFacts, String> {
-    nccl::find(settings)
 }
 
 /// What a device says without being opened.

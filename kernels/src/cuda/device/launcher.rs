@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use super::{CudaDevice, raw::Stream};
 use crate::{
     KernelError,
-    cuda::{Launch, Launcher, Product},
+    cuda::{Launch, Launcher, Product, StreamHandle},
 };
 
 /// A device that records what is launched.
@@ -27,6 +27,10 @@ impl Launcher for CudaDevice {
 
     fn multiply(&self, product: &Product<'_>) -> Result<bool, KernelError> {
         self.multiply_on(&self.compute, product)
+    }
+
+    fn stream(&self) -> Option<StreamHandle<'_>> {
+        Some(self.compute.handle())
     }
 
     fn rehearse(&self, product: &Product<'_>, rows: RangeInclusive<usize>) -> Result<(), KernelError> {
@@ -50,6 +54,10 @@ impl Launcher for Recorder<'_> {
 
     fn multiply(&self, product: &Product<'_>) -> Result<bool, KernelError> {
         self.device.multiply_on(self.stream, product)
+    }
+
+    fn stream(&self) -> Option<StreamHandle<'_>> {
+        Some(self.stream.handle())
     }
 }
 

@@ -37,11 +37,11 @@ mod uploader;
 mod wait;
 mod words;
 
+pub use super::nccl::facts as nccl;
 pub use arena::{Arena, ArenaPlan, DeviceBuffer, Reservation};
 pub use error::CudaError;
 pub use facts::{
     DeviceFacts, LibraryFacts, LinkFacts, ManagementFacts, devices, free_bytes, libraries, links, management,
-    nccl,
 };
 pub use graph::Graph;
 pub use offload::PageOffload;
@@ -55,6 +55,7 @@ use std::{
     time::Duration,
 };
 
+pub(in crate::cuda) use self::wait::pause;
 use self::{
     arena::ArenaMemory,
     kernels::Kernels,
@@ -141,6 +142,11 @@ impl CudaDevice {
         if let Err(CudaError::Timeout { .. }) = waited {
             self.context.abandon(doing);
         }
+    }
+
+    /// Has the driver's calls of this thread go to this device, for libraries that call it by themselves.
+    pub(in crate::cuda) fn make_current(&self) -> Result<(), CudaError> {
+        self.context.make_current("be used by a library")
     }
 
     fn misuse(&self, reason: impl Into<String>) -> CudaError {

@@ -48,11 +48,16 @@ fn poll(
                 seconds: limit.as_millis().div_ceil(1000) as u64,
             });
         }
-        match waited {
-            _ if waited < EAGER => std::hint::spin_loop(),
-            _ if waited < YIELDING => thread::yield_now(),
-            _ => thread::sleep((waited / 32).min(SLEEP_MAX).min(limit - waited)),
-        }
+        pause(waited, limit - waited);
+    }
+}
+
+/// Lets others run for a little while, the longer the longer was waited already, and no longer than what is `left`.
+pub(in crate::cuda) fn pause(waited: Duration, left: Duration) {
+    match waited {
+        _ if waited < EAGER => std::hint::spin_loop(),
+        _ if waited < YIELDING => thread::yield_now(),
+        _ => thread::sleep((waited / 32).min(SLEEP_MAX).min(left)),
     }
 }
 

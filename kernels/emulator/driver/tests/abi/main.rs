@@ -91,3 +91,16 @@ fn the_software_driver_has_the_interface_of_the_bindings() {
         "functions missing in cpp/functions.h and cpp/abi_list.h"
     );
 }
+
+/// What nccl.h says, written by `cargo xtask abi --facts`.
+const NCCL_HEADER: &str = include_str!("../../abi/nccl_facts.txt");
+
+#[test]
+fn the_software_nccl_has_the_interface_of_the_header() {
+    let file = "libnccl.so.2";
+    library::facts(&library_file("libcuda.so.1"), c"software_driver_abi");
+    let library = library::facts(&library_file(file), c"software_nccl_abi");
+    assert!(library.count() > 35, "{}", library.count());
+    assert_same(file, &library, &Facts::of(NCCL_HEADER));
+    assert!(unlisted(file, "nccl", &library).is_empty(), "{:?}", unlisted(file, "nccl", &library));
+}

@@ -46,6 +46,10 @@ impl Context {
         Ok(Arc::new(Context { device, handle, label, lost, suspect, abandoned }))
     }
 
+    pub(super) fn ordinal(&self) -> u32 {
+        self.device.ordinal
+    }
+
     pub(in crate::cuda::device) fn label(&self) -> &str {
         &self.label
     }
@@ -111,6 +115,11 @@ impl Context {
             Err(CudaError::Call { code: PEER_ACCESS_ALREADY_ENABLED, .. }) => Ok(()),
             enabled => enabled,
         }
+    }
+
+    /// Makes it current on the thread.
+    pub(in crate::cuda::device) fn make_current(&self, doing: &str) -> Result<(), CudaError> {
+        self.call("cuCtxSetCurrent", doing, || CUresult::CUDA_SUCCESS)
     }
 
     /// Calls a function with this context current on the thread.

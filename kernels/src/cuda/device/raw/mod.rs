@@ -11,7 +11,6 @@ mod graph;
 pub(super) mod matrix;
 mod memory;
 mod module;
-pub(super) mod nccl;
 pub(super) mod nvml;
 mod stream;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUevent_flags, CUstream_flags};
 
 use super::{Context, driver};
-use crate::cuda::device::CudaError;
+use crate::cuda::{StreamHandle, device::CudaError};
 
 /// Work in order, not in order with the default stream's.
 pub(in crate::cuda::device) struct Stream {
@@ -37,6 +37,12 @@ impl Stream {
             unsafe { sys::cuStreamCreate(&mut handle, flags) }
         })?;
         Ok(Stream { context: context.clone(), handle })
+    }
+
+    /// The driver's name of it, for libraries that enqueue work by themselves.
+    pub(in crate::cuda::device) fn handle(&self) -> StreamHandle<'_> {
+        // SAFETY: a stream of the context's device, until it is dropped.
+        unsafe { StreamHandle::new(self.handle.cast(), self.context.ordinal()) }
     }
 
     /// Whether all its work is done.
