@@ -1,23 +1,14 @@
-//! Ranks that are threads of one process.
-//!
-//! Each rank copies its part into a slot of its own, all meet, and everybody reads the slots in rank order. Small
-//! sums are made by every rank for itself; large ones by segments, each rank summing its own and publishing it. Both
-//! add the same numbers in the same order. Slots come in pairs used alternately, so that a fast rank may start the
-//! next exchange while a slow one still reads this one. Long arrays go through in pieces of [`PIECE_MAX`], so a slot
-//! stays within the cache and the group's memory is bounded whatever a model exchanges.
+//! Ranks that are threads of one process: the places of their [`Board`] are vectors behind locks.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use super::{
-    AbortHandle, AbortNotice, Collective, CollectiveError, EXCHANGE_BYTES_MAX, SharedWork,
-    rendezvous::Rendezvous, watchers::Watchers,
+    AbortHandle, AbortNotice, Collective, CollectiveError, SharedWork,
+    board::{self, Board, Operation, Part},
+    rendezvous::Rendezvous,
+    watchers::Watchers,
 };
 use crate::ids::Rank;
-
-/// Up to this many elements every rank sums everything itself: one meeting instead of two.
-const ONE_SHOT_MAX: usize = 8192;
-/// Most elements of one exchange: 256 KiB of each rank, together with the sums a fraction of an L2 cache.
-const PIECE_MAX: usize = 65_536;
 
 /// What the ranks of a group share.
 pub struct LocalGroup {
@@ -25,19 +16,17 @@ pub struct LocalGroup {
     watchers: Watchers,
     work: SharedWork,
     /// `[rank][parity]`: what a rank brought.
-    parts: Vec<[RwLock<Part>; 2]>,
+    parts: Vec<[RwLock<OwnedPart>; 2]>,
     /// `[rank][parity]`: the segment that a rank summed.
     segments: Vec<[RwLock<Vec<f32>>; 2]>,
 }
 
-/// One rank's part of one exchange, and what the rank takes part in: compared before a number is used.
+/// A [`Part`] as it is kept.
 #[derive(Default)]
-struct Part {
-    operation: &'static str,
-    /// Elements of the whole call, of which `data` may be a piece.
+struct OwnedPart {
+    operation: Operation,
     call_len: usize,
-    data: Vec<f32>,
-    /// What an exchange of bytes carries, in place of `data`.
+    numbers: Vec<f32>,
     bytes: Vec<u8>,
 }
 
@@ -70,98 +59,50 @@ impl LocalGroup {
     }
 }
 
-impl Local {
-    /// Publishes `data` as this rank's part of `operation` and waits for everybody's.
-    fn publish(
-        &mut self,
-        operation: &'static str,
-        call_len: usize,
-        data: &[f32],
-    ) -> Result<(), CollectiveError> {
-        self.publish_with(operation, |part| {
-            part.call_len = call_len;
-            part.data.clear();
-            part.data.extend_from_slice(data);
-        })
+impl Board for Local {
+    fn rank(&self) -> Rank {
+        self.rank
     }
 
-    /// Has `fill` write this rank's part of `operation` and waits for everybody's.
-    fn publish_with(
-        &mut self,
-        operation: &'static str,
-        fill: impl FnOnce(&mut Part),
-    ) -> Result<(), CollectiveError> {
-        // After an abort nobody waits any more, and a part written now would replace one that peers still read.
-        self.group.meeting.check().map_err(|reason| CollectiveError::Aborted { rank: self.rank, reason })?;
+    fn size(&self) -> usize {
+        self.group.parts.len()
+    }
+
+    fn check(&self) -> Result<(), Arc<str>> {
+        self.group.meeting.check()
+    }
+
+    fn meet(&self) -> Result<(), Arc<str>> {
+        self.group.meeting.wait()
+    }
+
+    fn abort(&self, reason: &str) {
+        self.group.abort(reason);
+    }
+
+    fn lay(&mut self, part: Part<'_>) {
         self.parity ^= 1;
-        {
-            let mut part = write(&self.group.parts[self.rank.index()][self.parity]);
-            part.operation = operation;
-            fill(&mut part);
-        }
-        self.meet()?;
-        for rank in 0..self.size() {
-            let part = self.part(rank);
-            if part.operation != operation {
-                return Err(self.disagree(operation, Rank(rank as u16), part.operation));
-            }
-        }
-        Ok(())
+        let mut mine = write(&self.group.parts[self.rank.index()][self.parity]);
+        (mine.operation, mine.call_len) = (part.operation, part.call_len);
+        mine.numbers.clear();
+        mine.numbers.extend_from_slice(part.numbers);
+        mine.bytes.clear();
+        mine.bytes.extend_from_slice(part.bytes);
     }
 
-    fn meet(&self) -> Result<(), CollectiveError> {
-        self.group.meeting.wait().map_err(|reason| CollectiveError::Aborted { rank: self.rank, reason })
+    fn read<R>(&self, rank: usize, reader: impl FnOnce(Part<'_>) -> R) -> R {
+        let OwnedPart { operation, call_len, numbers, bytes } = &*read(&self.group.parts[rank][self.parity]);
+        reader(Part { operation: *operation, call_len: *call_len, numbers, bytes })
     }
 
-    fn part(&self, rank: usize) -> RwLockReadGuard<'_, Part> {
-        read(&self.group.parts[rank][self.parity])
+    fn lay_segment(&self, len: usize, fill: impl FnOnce(&mut [f32])) {
+        let mut sum = write(&self.group.segments[self.rank.index()][self.parity]);
+        sum.resize(len, 0.0);
+        fill(&mut sum);
     }
 
-    /// Ends the group, since ranks that disagree once will never agree again.
-    fn refuse(&self, error: CollectiveError) -> CollectiveError {
-        self.group.abort(&error.to_string());
-        error
-    }
-
-    fn disagree(&self, operation: &'static str, peer: Rank, theirs: &'static str) -> CollectiveError {
-        self.refuse(CollectiveError::Disagreement { rank: self.rank, operation, peer, theirs })
-    }
-
-    fn check(&self, operation: &'static str, got: usize, expected: usize) -> Result<(), CollectiveError> {
-        if got == expected {
-            return Ok(());
-        }
-        Err(self.refuse(CollectiveError::Mismatch { rank: self.rank, operation, got, expected }))
-    }
-
-    /// Sums one piece of an array whose whole length is `call_len`.
-    fn sum_piece(&mut self, call_len: usize, data: &mut [f32]) -> Result<(), CollectiveError> {
-        let (size, len) = (self.size(), data.len());
-        self.publish("all_reduce_sum", call_len, data)?;
-        for rank in 0..size {
-            let theirs = self.part(rank).call_len;
-            self.check("all_reduce_sum", call_len, theirs)?;
-        }
-        if call_len <= ONE_SHOT_MAX {
-            for rank in 0..size {
-                accumulate(data, &self.part(rank).data, rank);
-            }
-            return Ok(());
-        }
-        let segment = |rank: usize| len * rank / size..len * (rank + 1) / size;
-        let mine = segment(self.rank.index());
-        {
-            let mut sum = write(&self.group.segments[self.rank.index()][self.parity]);
-            sum.resize(mine.len(), 0.0);
-            for rank in 0..size {
-                accumulate(&mut sum, &self.part(rank).data[mine.clone()], rank);
-            }
-        }
-        self.meet()?;
-        for rank in 0..size {
-            data[segment(rank)].copy_from_slice(&read(&self.group.segments[rank][self.parity]));
-        }
-        Ok(())
+    fn read_segment(&self, rank: usize, _len: usize, reader: impl FnOnce(&[f32])) {
+        reader(&read(&self.group.segments[rank][self.parity]));
     }
 }
 
@@ -171,76 +112,27 @@ impl Collective for Local {
     }
 
     fn size(&self) -> usize {
-        self.group.parts.len()
+        Board::size(self)
     }
 
     fn all_reduce_sum(&mut self, data: &mut [f32]) -> Result<(), CollectiveError> {
-        if self.size() == 1 {
-            return self.meet();
-        }
-        let call_len = data.len();
-        if call_len == 0 {
-            return self.sum_piece(0, data);
-        }
-        data.chunks_mut(PIECE_MAX).try_for_each(|piece| self.sum_piece(call_len, piece))
+        board::all_reduce_sum(self, data)
     }
 
     fn all_gather(&mut self, mine: &[f32], all: &mut [f32]) -> Result<(), CollectiveError> {
-        const NAME: &str = "all_gather";
-        let mut first = 0;
-        loop {
-            let piece = &mine[mine.len().min(first)..mine.len().min(first + PIECE_MAX)];
-            self.publish(NAME, mine.len(), piece)?;
-            let total = (0..self.size()).map(|rank| self.part(rank).call_len).sum();
-            self.check(NAME, all.len(), total)?;
-            let (mut start, mut longest) = (0, 0);
-            for rank in 0..self.size() {
-                let part = self.part(rank);
-                all[start + first.min(part.call_len)..][..part.data.len()].copy_from_slice(&part.data);
-                start += part.call_len;
-                longest = longest.max(part.call_len);
-            }
-            first += PIECE_MAX;
-            if first >= longest {
-                return Ok(());
-            }
-        }
+        board::all_gather(self, mine, all)
     }
 
     fn broadcast(&mut self, data: &mut [f32], root: Rank) -> Result<(), CollectiveError> {
-        const NAME: &str = "broadcast";
-        if root.index() >= self.size() {
-            return self.check("broadcast from a rank", root.index(), self.size() - 1);
-        }
-        let call_len = data.len();
-        let mut first = 0;
-        while first == 0 || first < call_len {
-            let range = first..call_len.min(first + PIECE_MAX);
-            let own: &[f32] = if self.rank == root { &data[range.clone()] } else { &[] };
-            self.publish(NAME, call_len, own)?;
-            for rank in 0..self.size() {
-                let theirs = self.part(rank).call_len;
-                self.check(NAME, call_len, theirs)?;
-            }
-            data[range].copy_from_slice(&read(&self.group.parts[root.index()][self.parity]).data);
-            first += PIECE_MAX;
-        }
-        Ok(())
+        board::broadcast(self, data, root)
     }
 
     fn barrier(&mut self) -> Result<(), CollectiveError> {
-        self.publish("barrier", 0, &[])
+        board::barrier(self)
     }
 
     fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
-        if mine.len() > EXCHANGE_BYTES_MAX {
-            return Err(self.refuse(CollectiveError::TooLong { rank: self.rank, bytes: mine.len() }));
-        }
-        self.publish_with("exchange", |part| {
-            part.bytes.clear();
-            part.bytes.extend_from_slice(mine);
-        })?;
-        Ok((0..self.size()).map(|rank| self.part(rank).bytes.clone()).collect())
+        board::exchange(self, mine)
     }
 
     fn abort_handle(&self) -> AbortHandle {
@@ -262,15 +154,6 @@ impl Drop for Local {
         self.group.watchers.forget(self.rank);
         // Exchanges that all ranks have met for are read to their end; only later ones are refused.
         self.group.abort(&format!("{} left the group", self.rank));
-    }
-}
-
-/// The sum in rank order: rank 0's numbers stand first, the others are added one rank after the other.
-fn accumulate(sum: &mut [f32], part: &[f32], rank: usize) {
-    if rank == 0 {
-        sum.copy_from_slice(part);
-    } else {
-        sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
     }
 }
 

@@ -4,8 +4,11 @@
 //! identical bits, and neither timing nor batch size shows in a result. Called by model layers on a shard's compute
 //! thread, never from async code.
 
+mod board;
 mod local;
 mod rendezvous;
+#[cfg(target_os = "linux")]
+mod shared_memory;
 mod shared_work;
 #[cfg(test)]
 mod tests;
@@ -14,6 +17,10 @@ mod watchers;
 use std::{any::Any, sync::Arc};
 
 pub use local::{Local, LocalGroup};
+#[cfg(target_os = "linux")]
+pub use shared_memory::{
+    RANKS_MAX as SHARED_MEMORY_RANKS_MAX, Seat, SharedMemory, SharedMemoryError, SharedMemoryGroup,
+};
 pub use shared_work::{SharedWork, WorkUnderWay};
 
 use crate::ids::Rank;
@@ -61,6 +68,14 @@ pub enum CollectiveError {
         /// How many.
         bytes: usize,
     },
+    /// The rank is computed by another process: a bug of the caller, likewise.
+    #[error("{rank} is computed by another process: its seat here takes no part in {operation}")]
+    Elsewhere {
+        /// The rank.
+        rank: Rank,
+        /// Name of the operation.
+        operation: &'static str,
+    },
 }
 
 /// Most bytes that a rank may bring to one [`Collective::exchange`]: it carries names, addresses and handles, a few
@@ -90,15 +105,17 @@ pub trait Collective: Any + Send {
     fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError>;
     /// A handle with which any thread may end all present and future calls of the group.
     fn abort_handle(&self) -> AbortHandle;
-    /// Has `notify` called once when the group is aborted, on the thread that aborts; at once, on this thread, if it
-    /// is already. For work that waits for peers where no call of this trait would see the abort, on a device say.
+    /// Has `notify` called once when the group is aborted: on the thread that aborts, or soon after on another of this
+    /// process where that is elsewhere; at once, on this thread, if it is already. For work that waits for peers where
+    /// no call of this trait would see the abort, on a device say.
     ///
     /// No lock of the group is held meanwhile, so `notify` may call the group, though it should only tell somebody:
     /// whoever aborts waits for it. A panic in it is logged and goes no further. Notices end with their rank: once
     /// this value is dropped no further one of its is begun (one may still run), and its own end is not told to it.
     /// A group keeps all that it is given: register once for each life of what is to be told.
     fn on_abort(&self, notify: AbortNotice);
-    /// What ranks do in each other's memory in this life of the group. Closed by an abort.
+    /// What ranks do in each other's memory in this life of the group, as far as they are of this process. Closed by an
+    /// abort.
     fn shared_work(&self) -> SharedWork;
 }
 

@@ -9,9 +9,9 @@ use std::sync::{
 };
 
 /// Looks before the core is yielded: about a microsecond. Longer spinning only steals time from the rank waited for.
-const SPINS: u32 = 200;
+pub(super) const SPINS: u32 = 200;
 /// Yields before sleeping.
-const YIELDS: u32 = 2000;
+pub(super) const YIELDS: u32 = 2000;
 
 #[repr(align(128))]
 struct Line<T>(T);

@@ -63,6 +63,8 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/src/cuda/device/transfer.rs",
     "kernels/src/cuda/device/uploader.rs",
     "kernels/src/cuda/device/words.rs",
+    // Memory that processes share.
+    "parallel/src/collective/shared_memory/",
     // Files mapped into memory.
     "parallel/src/checkpoint/mapped.rs",
     // Launches that were recorded, those that are, and those that fail on purpose.
