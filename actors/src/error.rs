@@ -71,6 +71,12 @@ pub enum ShardError {
         /// Commands in the queue.
         queued: usize,
     },
+    /// The process that computes for the rank ended, or does not answer. The cause names it and says how.
+    #[error("{source}")]
+    Process {
+        /// What became of it.
+        source: Box<dyn Error + Send + Sync>,
+    },
     /// The compute thread is gone without a word.
     #[error("the compute thread ended")]
     ThreadEnded,

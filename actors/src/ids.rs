@@ -3,7 +3,9 @@
 use std::fmt;
 
 /// One sequence of tokens being generated. Never reused within an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, wincode::SchemaRead, wincode::SchemaWrite,
+)]
 pub struct SequenceId(pub u64);
 
 impl fmt::Display for SequenceId {
@@ -30,7 +32,9 @@ impl fmt::Display for ReplicaId {
 }
 
 /// One life of a shard group. Whatever carries an older epoch is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, wincode::SchemaRead, wincode::SchemaWrite,
+)]
 pub struct Epoch(pub u64);
 
 impl fmt::Display for Epoch {
@@ -40,7 +44,9 @@ impl fmt::Display for Epoch {
 }
 
 /// Number of a step within its epoch, from 0. A shard refuses a step that is not the last + 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, wincode::SchemaRead, wincode::SchemaWrite,
+)]
 pub struct Step(pub u64);
 
 impl Step {

@@ -9,7 +9,7 @@ pub use consort_parallel::model::TokenLogprobs;
 use crate::ids::{Epoch, SequenceId, Step};
 
 /// One step for every shard of a group.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub struct StepPlan {
     /// Life of the group that this plan belongs to.
     pub epoch: Epoch,
@@ -33,7 +33,7 @@ pub struct StepPlan {
 }
 
 /// What a shard must know of a sequence once.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub struct NewSequence {
     /// Its name in later spans.
     pub sequence: SequenceId,
@@ -71,7 +71,7 @@ pub struct SequenceImage {
 }
 
 /// A page copied over another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub struct BlockCopy {
     /// Source.
     pub from: BlockId,
@@ -83,7 +83,7 @@ pub struct BlockCopy {
 ///
 /// Tables have one page per layer group for each block of tokens, block after block: with two groups, pages `0` and `1`
 /// belong to tokens `0..block_size`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub struct Span {
     /// Which.
     pub sequence: SequenceId,
@@ -98,7 +98,7 @@ pub struct Span {
 }
 
 /// Tokens whose keys and values are in pages already: found in the prefix cache, or another choice's.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub struct CachedTokens {
     /// The tokens, which the shard has not heard of.
     pub tokens: Vec<u32>,
@@ -107,7 +107,7 @@ pub struct CachedTokens {
 }
 
 /// Tokens appended to a sequence in a step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub enum Tokens {
     /// Known to the scheduler: prompt chunks and replays.
     Given(Vec<u32>),
@@ -117,7 +117,7 @@ pub enum Tokens {
 }
 
 /// What a span sends back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub enum Output {
     /// Nothing: a prefill chunk that is not the last.
     Nothing,
@@ -135,7 +135,7 @@ pub enum Output {
 }
 
 /// What a shard says of an executed step. Only rank 0's tokens are used; digests of all are compared.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub struct StepResult {
     /// Epoch of the plan.
     pub epoch: Epoch,
@@ -151,7 +151,7 @@ pub struct StepResult {
 }
 
 /// One sequence's part of a [`StepResult`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub struct SpanOutput {
     /// Which.
     pub sequence: SequenceId,
@@ -165,7 +165,7 @@ pub struct SpanOutput {
 }
 
 /// One drawn token.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub struct Sampled {
     /// Its id.
     pub token: u32,

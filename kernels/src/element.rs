@@ -5,7 +5,7 @@ use std::fmt;
 pub use half::bf16;
 
 /// Storage type by name, as users write it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, wincode::SchemaRead, wincode::SchemaWrite)]
 pub enum DType {
     /// 32-bit floats throughout: the path for comparison with other implementations.
     F32,

@@ -3,7 +3,9 @@
 use std::fmt;
 
 /// Position of a device in its tensor-parallel group, `0..size`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, wincode::SchemaRead, wincode::SchemaWrite,
+)]
 pub struct Rank(pub u16);
 
 impl Rank {
@@ -20,7 +22,9 @@ impl fmt::Display for Rank {
 }
 
 /// One page of the paged KV cache. The same number names the same page on every rank of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, wincode::SchemaRead, wincode::SchemaWrite,
+)]
 pub struct BlockId(pub u32);
 
 impl BlockId {
@@ -32,7 +36,9 @@ impl BlockId {
 
 /// One page of the host's pool, where copies of pages of the KV cache are kept. The same number names the same page on
 /// every rank of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, wincode::SchemaRead, wincode::SchemaWrite,
+)]
 pub struct HostBlock(pub u32);
 
 impl HostBlock {

@@ -47,13 +47,13 @@ impl From<&ModelConfig> for Dividend {
 }
 
 /// The shares of all ranks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub struct Partition {
     shares: Vec<Share>,
 }
 
 /// What one rank holds. Ranges are in the whole model's numbering.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub struct Share {
     /// Query heads.
     pub query_heads: Range<usize>,

@@ -58,6 +58,15 @@ pub enum EngineError {
         "cannot use the devices of the topology; `consort doctor` tells what this machine has, and what to do"
     )]
     Device(#[from] DeviceError),
+    /// This process was meant to be a rank of another one's engine.
+    #[error(
+        "this process was started as a rank of another engine, whose program must call consort::shard_main() at the \
+         start of main, before it starts engines; or EngineBuilder::shard_executable must name a program that does"
+    )]
+    IsShard,
+    /// Ranks cannot be processes here.
+    #[error("cannot start processes for the ranks")]
+    Processes(#[source] std::io::Error),
     /// A helper thread ended without a result.
     #[error("preparing the engine was interrupted")]
     Interrupted(#[from] tokio::task::JoinError),

@@ -20,6 +20,7 @@
 //! * [`text`]: tokenizer, incremental decoding, stop strings, chat templates.
 //! * [`server`]: the HTTP server.
 //! * [`convert`]: a model as a folder for `transformers`.
+//! * [`shard_main`]: what a program calls first whose engines run ranks as processes.
 //! * [`cli`]: the `consort` command.
 //! * [`error`]: what can go wrong.
 //!
@@ -31,6 +32,7 @@ pub mod engine;
 pub mod error;
 mod metrics;
 pub mod server;
+mod shard_process;
 #[cfg(test)]
 mod testing;
 pub mod text;
@@ -49,4 +51,6 @@ pub use crate::{
         LiveRequest, Message, Prompt, StopReason, TextDelta, TextEvent, TextStream, Usage,
     },
     error::{DeviceError, EngineError, RequestError},
+    shard_process::shard_main,
+    topology::Isolation,
 };

@@ -147,6 +147,11 @@ impl Served {
         1024 * line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
     }
 
+    /// Number of the server's process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Asks the process to end, as an init system would.
     pub(crate) fn terminate(&self) {
         let pid = rustix::process::Pid::from_raw(self.child.id() as i32).unwrap();

@@ -18,6 +18,7 @@ mod harness;
 mod leaks;
 mod memory;
 mod openai_client;
+mod processes;
 mod replicas;
 mod server;
 mod software_driver;

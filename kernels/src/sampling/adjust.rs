@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 /// Changes of logits that a request asks for. The default changes nothing. Validated by whoever builds it; token ids
 /// beyond the row are passed over.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub struct Adjustments {
     /// Tokens to generate before one of `masked_until_min` can be drawn.
     pub min_tokens: u32,

@@ -27,7 +27,7 @@ use random::gumbel_argmax;
 pub const GREEDY_BELOW: f32 = 1e-5;
 
 /// How a sequence's tokens are drawn. Validated by whoever builds it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub struct SamplingParams {
     /// Divisor of the logits; below 1e-5 the choice is greedy.
     pub temperature: f32,

@@ -4,7 +4,9 @@ use std::{fmt, str::FromStr};
 
 /// Instruction sets of the CPU kernels, slowest first. All of them compute the same bits of every
 /// number (of what is not a number, only that it is none).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, wincode::SchemaRead, wincode::SchemaWrite,
+)]
 pub enum Isa {
     /// Plain Rust.
     Portable,

@@ -19,7 +19,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError};
 pub const STEP_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a model is loaded for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub struct LoadOptions {
     /// Storage type of weights, matrix inputs, keys and values.
     pub dtype: DType,

@@ -52,7 +52,7 @@ pub struct Drawn {
 }
 
 /// Log-probabilities at one position, from raw logits (before temperature and filters).
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, wincode::SchemaRead, wincode::SchemaWrite)]
 pub struct TokenLogprobs {
     /// The token that stands there.
     pub token: u32,

@@ -61,6 +61,9 @@ pub(super) enum Command {
     Plan(PlanArgs),
     /// Tell what this machine has for serving models, GPUs above all, and what to do about each gap.
     Doctor(DoctorArgs),
+    /// One rank of a server whose ranks are processes; the server starts it.
+    #[command(hide = true)]
+    Shard,
     /// Start a topology and its server, ask a question through it, and tell who did what.
     #[command(hide = true)]
     Demo(DemoArgs),
@@ -240,6 +243,9 @@ pub(super) struct ModelArgs {
     /// always compute so.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     batch_invariant: Option<bool>,
+    /// What separates ranks: thread, or process for one process of each rank, whose faults end only that rank.
+    #[arg(long, value_name = "KIND")]
+    isolation: Option<String>,
     /// Tokens of one KV block.
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole)]
     block_size: Option<usize>,
@@ -312,6 +318,7 @@ impl ModelArgs {
                 threads_per_rank: self.threads_per_rank,
                 cpu_isa: self.cpu_isa,
                 batch_invariant: self.batch_invariant,
+                isolation: self.isolation,
                 block_size: self.block_size,
                 kv_cache_memory_bytes: self.kv_cache_memory_bytes,
                 kv_offloading_bytes: self.kv_offloading_bytes,

@@ -31,12 +31,19 @@ const USAGE: u8 = 2;
 
 /// Parses the command line, runs it, and tells what went wrong, once.
 pub fn main() -> ExitCode {
+    if let Some(code) = crate::shard_main() {
+        return code;
+    }
     // Wrong usage ends here, with code 2.
     let cli = Cli::parse();
     let exit_code: fn(&anyhow::Error) -> u8 = match &cli.command {
         Command::Plan(_) => plan::exit_code,
         _ => exit_code,
     };
+    if matches!(cli.command, Command::Shard) {
+        eprintln!("consort shard is a part of `consort serve --isolation process`, which starts it itself");
+        return ExitCode::from(USAGE);
+    }
     match start(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if report::is_broken_pipe(&error) => ExitCode::SUCCESS,
@@ -71,6 +78,7 @@ fn start(cli: Cli) -> anyhow::Result<()> {
             Command::Plan(args) => plan::plan(args).await,
             Command::Demo(args) => demo::demo(args).await,
             Command::Doctor(args) => doctor::doctor(args).await,
+            Command::Shard => Ok(()), // Told before.
         }
     });
     // A blocking thread that is still loading must not hold up the end.

@@ -2,7 +2,9 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use consort_actors::{CacheSpec, Ensemble, EnsembleSpec, LayerGroups, LoadProgress, SchedulerConfig};
+use consort_actors::{
+    CacheSpec, Ensemble, EnsembleSpec, LayerGroups, LoadProgress, SchedulerConfig, ShardFactory,
+};
 use consort_kernels::{
     cuda::{cubins::Cubins, settings::Settings},
     device::Isa,
@@ -25,8 +27,9 @@ use crate::{
     error::{DeviceError, EngineError},
     metrics::EngineMetrics,
     server::ServerSettings,
+    shard_process::{self, ProcessFactory, Processes},
     text::{ChatTemplate, Tokenizer},
-    topology::{self, Broken, DeviceSpec, Environment, Overrides, Topology, TopologyError},
+    topology::{self, Broken, DeviceSpec, Environment, Isolation, Overrides, Topology, TopologyError},
 };
 
 /// What is told while ranks load.
@@ -44,10 +47,14 @@ pub struct EngineBuilder {
     overrides: Overrides,
     environment: Option<Environment>,
     on_progress: Option<OnProgress>,
+    /// What ranks are that are processes, if not this program.
+    shard_executable: Option<PathBuf>,
     /// How long a device may take for a step, if not as long as ever; only tests say so.
     step_limit: Option<Duration>,
     #[cfg(test)]
     faults: Option<crate::testing::Faults>,
+    #[cfg(test)]
+    processes: Option<Arc<Processes>>,
 }
 
 impl EngineBuilder {
@@ -118,6 +125,19 @@ impl EngineBuilder {
         self.with_overrides(|overrides| overrides.batch_invariant = Some(is_asked_for))
     }
 
+    /// What separates ranks: threads of this process, or a process for each. Programs that ask for processes call
+    /// [`shard_main`](crate::shard_main) at the start of `main`, or name a program that does.
+    pub fn isolation(self, isolation: Isolation) -> Self {
+        self.with_overrides(|overrides| overrides.isolation = Some(isolation.name().to_owned()))
+    }
+
+    /// The program that ranks are, where they are processes: one of the same build that calls
+    /// [`shard_main`](crate::shard_main), as the `consort` command does. The program that runs already unless said.
+    pub fn shard_executable(mut self, path: impl Into<PathBuf>) -> Self {
+        self.shard_executable = Some(path.into());
+        self
+    }
+
     /// Most sequences that run at a time.
     pub fn max_num_seqs(self, sequences: usize) -> Self {
         self.with_overrides(|overrides| overrides.max_num_seqs = Some(sequences))
@@ -172,6 +192,22 @@ impl EngineBuilder {
         self
     }
 
+    /// What ranks are that are processes.
+    fn processes(&self) -> std::io::Result<Arc<Processes>> {
+        #[cfg(test)]
+        if let Some(processes) = &self.processes {
+            return Ok(Arc::clone(processes));
+        }
+        Processes::new(self.shard_executable.clone())
+    }
+
+    /// Gives a test its own processes.
+    #[cfg(test)]
+    pub(crate) fn of_processes(mut self, processes: &Arc<Processes>) -> Self {
+        self.processes = Some(Arc::clone(processes));
+        self
+    }
+
     /// The topology, or all that is wrong: what breaks its own rules, and what the model cannot do besides.
     fn topology(&self, overrides: &Overrides) -> Result<Topology, TopologyError> {
         let of_process;
@@ -217,9 +253,17 @@ impl EngineBuilder {
     /// Loads the model and starts its ranks. Needs a tokio runtime; returns once the engine takes requests. What a
     /// topology says of its server is for [`EngineBuilder::server_settings`] and left alone here.
     pub async fn start(self) -> Result<Engine, EngineError> {
+        if shard_process::is_misplaced() {
+            return Err(EngineError::IsShard);
+        }
         let topology = self.topology(&Overrides { without_server: true, ..self.overrides.clone() })?;
         let step_limit = self.step_limit.unwrap_or(STEP_LIMIT);
-        let prepared = tokio::task::spawn_blocking(move || Prepared::new(&topology, step_limit)).await??;
+        let processes = match topology.isolation() {
+            Isolation::Thread => None,
+            Isolation::Process => Some(self.processes().map_err(EngineError::Processes)?),
+        };
+        let prepare = move || Prepared::new(&topology, step_limit, processes);
+        let prepared = tokio::task::spawn_blocking(prepare).await??;
         let Prepared { spec, tokenizer, template, limits, model_name, checkpoint, metrics, compute } =
             prepared;
         #[cfg(test)]
@@ -284,7 +328,11 @@ fn texts(checkpoint: &Checkpoint) -> Result<(Arc<Tokenizer>, Option<ChatTemplate
 
 impl Prepared {
     /// Opens and checks; blocking. Weights are not read.
-    fn new(topology: &Topology, step_limit: Duration) -> Result<Self, EngineError> {
+    fn new(
+        topology: &Topology,
+        step_limit: Duration,
+        processes: Option<Arc<Processes>>,
+    ) -> Result<Self, EngineError> {
         let checkpoint = open(topology)?;
         // Whether the model can be divided as asked comes before the slower look at its tokenizer.
         let cards = Cards::look(topology.devices(), topology.tensor_parallel_size()).map_err(DeviceError)?;
@@ -310,7 +358,7 @@ impl Prepared {
             kv_blocks = plan.num_blocks,
             "loading the model"
         );
-        let spec = ensemble_spec(topology, &checkpoint, plan, step_limit);
+        let spec = ensemble_spec(topology, &checkpoint, plan, step_limit, processes);
         let (tokenizer, template) = texts(&checkpoint)?;
         let model_name = topology.served_model_name().to_owned();
         let metrics = EngineMetrics::new(&model_name, spec.replicas(), &spec.cache)?;
@@ -323,6 +371,7 @@ fn ensemble_spec(
     checkpoint: &Arc<Checkpoint>,
     plan: Plan,
     step_limit: Duration,
+    processes: Option<Arc<Processes>>,
 ) -> EnsembleSpec {
     let block_size = topology.block_size();
     let max_num_batched_tokens = topology.max_num_batched_tokens();
@@ -360,6 +409,17 @@ fn ensemble_spec(
             max_waiting_requests: topology.max_waiting_requests(),
             priority_aging_ms: topology.priority_aging_ms(),
         },
-        factories: topology.replica_devices().map(|devices| Arc::new(factory(devices)) as _).collect(),
+        factories: topology
+            .replica_devices()
+            .map(|devices| isolated(factory(devices), processes.as_ref()))
+            .collect(),
+    }
+}
+
+/// The factory of ranks that are threads, or processes.
+fn isolated(model: ModelFactory, processes: Option<&Arc<Processes>>) -> Arc<dyn ShardFactory> {
+    match processes {
+        None => Arc::new(model),
+        Some(processes) => Arc::new(ProcessFactory::new(model, Arc::clone(processes))),
     }
 }

@@ -30,7 +30,7 @@ use consort_actors::{CacheSalt, Ensemble, EnsembleState, StateWatch, Status};
 use consort_kernels::device::Isa;
 use serde_json::{Map, Value};
 
-pub(crate) use self::{builder::Compute, plan::plan_request};
+pub(crate) use self::{builder::Compute, factory::ModelFactory, plan::plan_request};
 pub use self::{
     builder::EngineBuilder,
     live::LiveRequest,

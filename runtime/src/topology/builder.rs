@@ -101,6 +101,13 @@ impl TopologyBuilder {
         self
     }
 
+    /// What separates ranks: `thread` or `process`.
+    #[must_use]
+    pub fn isolation(mut self, isolation: impl Into<String>) -> Self {
+        self.raw.parallel.isolation = by("isolation", isolation.into());
+        self
+    }
+
     /// Whether a request's tokens must not depend on what else runs: on GPUs a choice, on CPUs always so.
     #[must_use]
     pub fn batch_invariant(mut self, is_asked_for: bool) -> Self {

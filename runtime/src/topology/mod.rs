@@ -89,6 +89,27 @@ impl DType {
     }
 }
 
+/// What separates ranks from each other and from the engine. Tokens are the same with either.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Isolation {
+    /// Nothing but supervision: ranks are threads of the engine's process.
+    #[default]
+    Thread,
+    /// Each rank is a process of its own, so that a fault of one, or of its device, ends that rank alone.
+    Process,
+}
+
+impl Isolation {
+    /// The name that topologies use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isolation::Thread => "thread",
+            Isolation::Process => "process",
+        }
+    }
+}
+
 /// Where the server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenAddress {
@@ -148,6 +169,7 @@ pub struct Topology {
     threads_per_rank: Option<usize>,
     cpu_isa: Option<Isa>,
     batch_invariant: Option<bool>,
+    isolation: Isolation,
     block_size: usize,
     kv_cache_memory_bytes: Option<u64>,
     kv_offloading_bytes: Option<u64>,
@@ -317,6 +339,11 @@ impl Topology {
     /// is off unless asked for.
     pub fn batch_invariant(&self) -> bool {
         self.is_on_cpus() || self.batch_invariant.unwrap_or(false)
+    }
+
+    /// What separates ranks from each other and from the engine.
+    pub fn isolation(&self) -> Isolation {
+        self.isolation
     }
 
     /// Whether all ranks are on the host's processor.

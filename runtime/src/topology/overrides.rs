@@ -42,6 +42,8 @@ pub struct Overrides {
     pub cpu_isa: Option<String>,
     /// Replaces `parallel.batch_invariant`.
     pub batch_invariant: Option<bool>,
+    /// Replaces `parallel.isolation`.
+    pub isolation: Option<String>,
     /// Replaces all `[[node]]` by one with these `devices`, with commas between, and the number of ranks of lower
     /// layers.
     pub devices: Option<String>,
@@ -103,6 +105,7 @@ impl Overrides {
             ("--threads-per-rank", text(&self.threads_per_rank)),
             ("--cpu-isa", self.cpu_isa.clone()),
             ("--batch-invariant", text(&self.batch_invariant)),
+            ("--isolation", self.isolation.clone()),
             ("--devices", self.devices.clone()),
             ("--block-size", text(&self.block_size)),
             ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes.clone()),

@@ -74,6 +74,8 @@ pub(super) struct RawParallel {
     pub(super) cpu_isa: Leaf<String>,
     /// Whether a request's tokens must not depend on its company.
     pub(super) batch_invariant: Leaf<bool>,
+    /// What separates ranks: `thread` or `process`.
+    pub(super) isolation: Leaf<String>,
 }
 
 /// Where it runs: one host of the ensemble.
@@ -169,6 +171,7 @@ impl RawTopology {
             "parallel.threads_per_rank" => Slot::Whole(&mut parallel.threads_per_rank),
             "parallel.cpu_isa" => Slot::Text(&mut parallel.cpu_isa),
             "parallel.batch_invariant" => Slot::Truth(&mut parallel.batch_invariant),
+            "parallel.isolation" => Slot::Text(&mut parallel.isolation),
             "node.devices" => {
                 self.node = vec![RawNode::default()];
                 return self.node.first_mut()?.slot("devices");

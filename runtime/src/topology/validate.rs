@@ -91,6 +91,7 @@ pub(super) fn validate(
         model::served_name(raw.model.served_model_name.take(), &model_path, &mut fields.violations);
     let Placement { devices, replicas } = devices::placement(&raw.parallel, &raw.node, &mut fields);
     let weights = devices::weights(&raw, devices.len() / replicas, &mut fields.violations);
+    let isolation = words::isolation(&raw.parallel.isolation, &devices, &mut fields.violations);
     let cpu_isa = words::cpu_isa(&raw.parallel.cpu_isa, &mut fields.violations);
     let threads_per_rank =
         fields.optional_count("parallel.threads_per_rank", &raw.parallel.threads_per_rank, THREADS_MAX);
@@ -111,6 +112,7 @@ pub(super) fn validate(
         threads_per_rank,
         cpu_isa,
         batch_invariant: raw.parallel.batch_invariant.as_ref().map(|given| given.value),
+        isolation,
         block_size,
         kv_cache_memory_bytes,
         kv_offloading_bytes,

@@ -132,6 +132,7 @@ impl Sections<'_> {
             (None, None) => {}
         }
         self.batch_invariant(computed.is_some());
+        self.text("parallel.isolation", topology.isolation.name(), "");
         let devices = topology.devices.iter().map(|device| Value::String(device.to_string())).collect();
         let devices = Value::Array(devices).to_string();
         if has_devices {

@@ -15,7 +15,7 @@ use consort_kernels::device::Isa;
 /// A key with a value for each layer, as TOML writes it: file, environment, flag.
 type Case = (&'static str, [&'static str; 3]);
 
-const CASES: [Case; 25] = [
+const CASES: [Case; 26] = [
     ("model.path", ["\"a.gguf\"", "\"b.gguf\"", "\"c.gguf\""]),
     ("model.dtype", ["\"float32\"", "\"auto\"", "\"bfloat16\""]),
     ("model.max_model_len", ["101", "102", "103"]),
@@ -26,6 +26,7 @@ const CASES: [Case; 25] = [
     ("parallel.threads_per_rank", ["2", "3", "4"]),
     ("parallel.cpu_isa", ["\"auto\"", "\"portable\"", "\"auto\""]),
     ("parallel.batch_invariant", ["true", "false", "true"]),
+    ("parallel.isolation", ["\"process\"", "\"thread\"", "\"process\""]),
     ("node.devices", ["[\"cpu:1\"]", "[\"cpu:2\"]", "[\"cpu:3\"]"]),
     ("cache.block_size", ["32", "48", "64"]),
     ("cache.kv_cache_memory_bytes", ["1001", "1002", "1003"]),
@@ -57,6 +58,7 @@ fn set(overrides: &mut Overrides, key: &str, value: &str) {
         "parallel.threads_per_rank" => overrides.threads_per_rank = number(),
         "parallel.cpu_isa" => overrides.cpu_isa = text(),
         "parallel.batch_invariant" => overrides.batch_invariant = Some(value.parse().unwrap()),
+        "parallel.isolation" => overrides.isolation = text(),
         "node.devices" => overrides.devices = text(),
         "cache.block_size" => overrides.block_size = number(),
         "cache.kv_cache_memory_bytes" => overrides.kv_cache_memory_bytes = text(),

@@ -72,6 +72,7 @@ fn every_value_is_written_with_its_origin() {
         "threads_per_rank = 2 # computed: 4 cores shared out over 2 ranks",
         "cpu_isa = \"portable\" # environment variable CONSORT_CPU_ISA",
         "batch_invariant = true # computed: CPUs always are",
+        "isolation = \"thread\" # default",
         "# [[node]]",
         "# devices = [\"cpu\", \"cpu\"] # computed: one for each rank",
         "block_size = 16 # default",
@@ -140,6 +141,9 @@ fn topology(place: &Place, seed: &Seed) -> Topology {
     }
     if seed.flags & 32 != 0 {
         builder = builder.batch_invariant(seed.choice.is_multiple_of(2));
+        // Ranks on GPUs are threads.
+        let word = if seed.flags & 64 == 0 { "process" } else { "thread" };
+        builder = builder.isolation(word);
     }
     if seed.flags & 128 != 0 {
         let is_even = seed.choice.is_multiple_of(2);

@@ -2,7 +2,7 @@
 
 use consort_kernels::device::Isa;
 
-use super::super::{DType, error::Violations, excerpt::shown, raw::Leaf, suggest};
+use super::super::{DType, DeviceSpec, Isolation, error::Violations, excerpt::shown, raw::Leaf, suggest};
 
 const DTYPES: [&str; 3] = ["bfloat16", "float32", "auto"];
 /// Other names of the same formats.
@@ -44,6 +44,43 @@ pub(super) fn dtype(leaf: &Leaf<String>, violations: &mut Violations) -> DType {
     };
     violations.add("model.dtype", &given.origin, problem, remedy);
     DType::default()
+}
+
+const ISOLATIONS: [&str; 2] = ["thread", "process"];
+const ISOLATION_ALIASES: [(&str, &str); 6] = [
+    ("threads", "thread"),
+    ("none", "thread"),
+    ("processes", "process"),
+    ("mp", "process"),
+    ("multiprocessing", "process"),
+    ("fork", "process"),
+];
+
+/// What separates ranks. Ranks on GPUs share memory of one process, as long as nothing else of theirs crosses
+/// processes.
+pub(super) fn isolation(
+    leaf: &Leaf<String>,
+    devices: &[DeviceSpec],
+    violations: &mut Violations,
+) -> Isolation {
+    const KEY: &str = "parallel.isolation";
+    let Some(given) = leaf else { return Isolation::default() };
+    let name = given.value.trim().to_lowercase();
+    match name.as_str() {
+        "thread" => Isolation::Thread,
+        "process" if devices.iter().all(DeviceSpec::is_cpu) => Isolation::Process,
+        "process" => {
+            let problem = "ranks on GPUs cannot be processes in this version".to_owned();
+            violations.add(KEY, &given.origin, problem, "use \"thread\", or \"cpu\" devices");
+            Isolation::default()
+        }
+        _ => {
+            let problem = format!("\"{}\" separates no ranks", shown(&given.value));
+            let remedy = suggest::for_word(&name, &ISOLATIONS, &ISOLATION_ALIASES);
+            violations.add(KEY, &given.origin, problem, remedy);
+            Isolation::default()
+        }
+    }
 }
 
 /// The instruction set that is forced, if one is.

@@ -1,0 +1,53 @@
+//! Makes ranks that are processes.
+
+use std::{any::Any, sync::Arc};
+
+use consort_actors::{ProgressReporter, RankShare, ShardError, ShardExecutor, ShardFactory};
+use consort_parallel::{
+    collective::{Collective, Seat, SharedMemoryGroup},
+    ids::Rank,
+};
+
+use super::{Processes, blueprint::Blueprint, remote::RemoteExecutor};
+use crate::engine::ModelFactory;
+
+/// Builds the ranks of one replica as processes.
+pub(crate) struct ProcessFactory {
+    model: ModelFactory,
+    processes: Arc<Processes>,
+}
+
+impl ProcessFactory {
+    pub(crate) fn new(model: ModelFactory, processes: Arc<Processes>) -> Self {
+        Self { model, processes }
+    }
+}
+
+impl ShardFactory for ProcessFactory {
+    fn collective(&self, ranks: usize) -> Result<Vec<Box<dyn Collective>>, ShardError> {
+        let seats = SharedMemoryGroup::create(ranks).map_err(ShardError::load)?;
+        Ok(seats.into_iter().map(|seat| Box::new(seat) as Box<dyn Collective>).collect())
+    }
+
+    fn build(
+        &self,
+        rank: Rank,
+        comm: Box<dyn Collective>,
+        progress: &ProgressReporter,
+    ) -> Result<Box<dyn ShardExecutor>, ShardError> {
+        let blueprint = Blueprint::of(&self.model, rank);
+        let executor = RemoteExecutor::build(&self.processes, rank, seat(comm)?, blueprint, progress)?;
+        Ok(Box::new(executor))
+    }
+
+    fn describe(&self, rank: Rank) -> RankShare {
+        self.model.describe(rank)
+    }
+}
+
+/// The seat that [`ProcessFactory::collective`] made.
+pub(super) fn seat(comm: Box<dyn Collective>) -> Result<Box<Seat>, ShardError> {
+    let comm: Box<dyn Any> = comm;
+    let foreign = |_| ShardError::load("a rank in a process was given a collective of threads");
+    comm.downcast::<Seat>().map_err(foreign)
+}

@@ -1,0 +1,517 @@
+//! A rank's place in the engine, for a rank that is computed by a process: what the rank's thread asks is asked of the
+//! process, and nothing is waited for longer than the process shows that it lives.
+
+use std::{
+    collections::VecDeque,
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use consort_actors::{
+    Epoch, Pipeline, ProgressReporter, Rejoined, ShardError, ShardExecutor, Step,
+    plan::{StepPlan, StepResult},
+    scheduler::STEPS_IN_FLIGHT_MAX,
+};
+use consort_parallel::{
+    collective::{Collective, Seat},
+    ids::Rank,
+};
+use rustix::event::PollFlags;
+
+use super::{
+    Processes, WorkSettings,
+    blueprint::Blueprint,
+    error::{Doing, ProcessError},
+    frame::{Build, Hello, ToParent, ToShard},
+    log,
+    socket::{FrameReader, FrameWriter, Received, Wait, poll},
+    spawn::ShardProcess,
+};
+
+/// How often an idle process is looked after.
+const CHECK_PERIOD: Duration = Duration::from_millis(200);
+
+/// How often the engine says that it is there, to a process that has nothing to do.
+const BEAT_PERIOD: Duration = Duration::from_millis(500);
+
+/// The shortest wait for a step. What else may begin meanwhile gains nothing by a shorter one, because it waits behind
+/// the step in any case, and every look takes time from the processes that compute.
+const LOOK_MIN: Duration = Duration::from_micros(500);
+
+/// The longest wait between two looks at what else may have happened.
+const LOOK_MAX: Duration = Duration::from_millis(100);
+
+/// Most of the time between two looks that counts as time in which somebody waited: an engine that was stopped itself
+/// has not waited.
+const LOOKED_MAX: Duration = Duration::from_secs(1);
+
+/// How long a process that ended its side of the socket may take to end.
+const END_MAX: Duration = Duration::from_secs(2);
+
+/// Time that was waited, by looks.
+#[derive(Debug)]
+struct Waited {
+    time: Duration,
+    looked: Instant,
+}
+
+impl Waited {
+    fn new() -> Self {
+        Self { time: Duration::ZERO, looked: Instant::now() }
+    }
+
+    fn start_anew(&mut self) {
+        *self = Self::new();
+    }
+
+    fn longer_than(&mut self, limit: Duration) -> bool {
+        let now = Instant::now();
+        self.time += now.saturating_duration_since(self.looked).min(LOOKED_MAX);
+        self.looked = now;
+        self.time >= limit
+    }
+}
+
+/// The seat of a rank whose process exchanges for it, and whether its group was aborted.
+struct Place {
+    seat: Box<Seat>,
+    is_aborted: Arc<AtomicBool>,
+}
+
+impl Place {
+    fn new(seat: Box<Seat>) -> Self {
+        let is_aborted = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&is_aborted);
+        seat.on_abort(Box::new(move || told.store(true, Ordering::Release)));
+        Self { seat, is_aborted }
+    }
+
+    fn descriptor(&self) -> std::io::Result<OwnedFd> {
+        self.seat.descriptor().try_clone_to_owned()
+    }
+
+    fn is_aborted(&self) -> bool {
+        self.is_aborted.load(Ordering::Acquire)
+    }
+}
+
+/// A rank that another process computes.
+pub(super) struct RemoteExecutor {
+    process: ShardProcess,
+    socket: Arc<OwnedFd>,
+    reader: FrameReader,
+    writer: FrameWriter,
+    settings: WorkSettings,
+    place: Place,
+    progress: ProgressReporter,
+    doing: Doing,
+    /// Since the process last gave a sign of life.
+    silence: Waited,
+    /// Since an answer was due because the group is aborted.
+    overdue: Waited,
+    under_way: VecDeque<(Epoch, Step)>,
+    /// The epoch that was cut short, and why: what else was under way in it is answered likewise.
+    cut_short: Option<(Epoch, String)>,
+    absorbed: u64,
+    told: Instant,
+    weight_bytes: u64,
+    kv_bytes: u64,
+    is_lost: bool,
+}
+
+impl RemoteExecutor {
+    /// Starts a process and has it load.
+    pub(super) fn build(
+        processes: &Processes,
+        rank: Rank,
+        seat: Box<Seat>,
+        blueprint: Blueprint,
+        progress: &ProgressReporter,
+    ) -> Result<Self, ShardError> {
+        let begin = |source| ProcessError::Start { executable: processes.command.shown(), source };
+        let started = ShardProcess::start(&processes.spawner, &processes.command, rank);
+        let (process, socket) = started.map_err(begin)?;
+        let socket = Arc::new(socket);
+        let mut executor = Self {
+            process,
+            reader: FrameReader::new(Arc::clone(&socket)),
+            writer: FrameWriter::new(Arc::clone(&socket)),
+            socket,
+            settings: processes.settings.clone(),
+            place: Place::new(seat),
+            progress: progress.clone(),
+            doing: Doing::Greeting,
+            silence: Waited::new(),
+            overdue: Waited::new(),
+            under_way: VecDeque::with_capacity(STEPS_IN_FLIGHT_MAX),
+            cut_short: None,
+            absorbed: 0,
+            told: Instant::now(),
+            weight_bytes: 0,
+            kv_bytes: 0,
+            is_lost: false,
+        };
+        executor.greet(processes)?;
+        let log_level = log::wanted_level();
+        let segment = executor.segment()?;
+        executor.doing = Doing::Loading;
+        executor.tell(&ToShard::Build(Box::new(Build { rank, blueprint, log_level })), Some(segment))?;
+        match executor.answer()? {
+            ToParent::Built { weight_bytes, kv_bytes } => {
+                (executor.weight_bytes, executor.kv_bytes) = (weight_bytes, kv_bytes);
+            }
+            other => return Err(executor.confused(&other)),
+        }
+        executor.doing = Doing::Nothing;
+        Ok(executor)
+    }
+
+    /// Finds out whether the process is a shard of the same build.
+    fn greet(&mut self, processes: &Processes) -> Result<(), ShardError> {
+        let ours = self.settings.build;
+        self.writer.push(&Hello::of(ours), None).map_err(|source| self.frame(source))?;
+        let mut waited = Waited::new();
+        let executable = || processes.command.shown();
+        let hello = loop {
+            let has_ended = self.look(LOOK_MAX)?;
+            let pid = self.process.pid();
+            match self.reader.message::<Hello>() {
+                Ok(Some(hello)) if hello.is_ours() => break hello,
+                Ok(None) => {}
+                _ => {
+                    return Err(self.lose(|_| ProcessError::Mute {
+                        pid,
+                        limit: waited.time,
+                        executable: executable(),
+                    }));
+                }
+            }
+            if has_ended {
+                return Err(self.lose(|lost| {
+                    let (ending, last) = lost.last_words();
+                    ProcessError::NoShard { pid, ending, doing: lost.doing, executable: executable(), last }
+                }));
+            }
+            let limit = self.settings.greeting_max;
+            if waited.longer_than(limit) {
+                return Err(self.lose(|_| ProcessError::Mute { pid, limit, executable: executable() }));
+            }
+        };
+        if hello.build != ours {
+            return Err(self.lose(|lost| ProcessError::OtherBuild {
+                pid: lost.process.pid(),
+                executable: executable(),
+                theirs: hex(hello.build),
+                ours: hex(ours),
+            }));
+        }
+        self.silence.start_anew();
+        Ok(())
+    }
+
+    fn segment(&mut self) -> Result<OwnedFd, ShardError> {
+        let (pid, doing) = (self.process.pid(), self.doing);
+        self.place.descriptor().map_err(|source| ProcessError::Socket { pid, doing, source }.into())
+    }
+
+    fn tell(&mut self, message: &ToShard, descriptor: Option<OwnedFd>) -> Result<(), ShardError> {
+        self.writer.push(message, descriptor).map_err(|source| self.frame(source))?;
+        self.told = Instant::now();
+        // If the other side is gone, the next look finds its last words.
+        self.writer.flush(Wait::Never).map_err(|source| self.frame(source))?;
+        Ok(())
+    }
+
+    /// Waits for an answer other than signs of life. While the group is whole, as long as the process lives: it may
+    /// wait for other ranks, or load.
+    fn answer(&mut self) -> Result<ToParent, ShardError> {
+        self.overdue.start_anew();
+        loop {
+            if let Some(message) = self.receive(LOOK_MAX)? {
+                return Ok(message);
+            }
+        }
+    }
+
+    /// The next message that somebody must act on, if one comes within `wait`.
+    fn receive(&mut self, wait: Duration) -> Result<Option<ToParent>, ShardError> {
+        if let Some(message) = self.next_message()? {
+            return Ok(Some(message));
+        }
+        let has_ended = self.look(wait)?;
+        if let Some(message) = self.next_message()? {
+            return Ok(Some(message));
+        }
+        if has_ended {
+            return Err(self.lose(|lost| {
+                let (ending, last) = lost.last_words();
+                ProcessError::Ended { pid: lost.process.pid(), ending, doing: lost.doing, last }
+            }));
+        }
+        self.judge_silence()?;
+        Ok(None)
+    }
+
+    fn next_message(&mut self) -> Result<Option<ToParent>, ShardError> {
+        loop {
+            let message = self.reader.message::<ToParent>();
+            let message = message.map_err(|error| {
+                let what = error.to_string();
+                self.lose(|lost| ProcessError::Confused { pid: lost.process.pid(), doing: lost.doing, what })
+            })?;
+            let Some(message) = message else { return Ok(None) };
+            self.silence.start_anew();
+            match message {
+                ToParent::Beat { begun, finished } => {
+                    tracing::trace!(pid = self.process.pid(), begun, finished, "a shard's process lives");
+                }
+                ToParent::Progress { loaded_bytes, total_bytes } => {
+                    self.overdue.start_anew();
+                    self.progress.report(loaded_bytes, total_bytes);
+                }
+                ToParent::Failed { error } => {
+                    return Err(self.lose(|lost| ProcessError::Failed {
+                        pid: lost.process.pid(),
+                        doing: lost.doing,
+                        error,
+                    }));
+                }
+                message => return Ok(Some(message)),
+            }
+        }
+    }
+
+    /// Waits until something happens, for `wait` at most, and takes all that there is. True once nothing more can come.
+    fn look(&mut self, wait: Duration) -> Result<bool, ShardError> {
+        let (pid, doing) = (self.process.pid(), self.doing);
+        let socket_failed = |source| ProcessError::Socket { pid, doing, source };
+        self.writer.flush(Wait::Never).map_err(|source| self.frame(source))?;
+        let mut wanted = PollFlags::IN;
+        wanted.set(PollFlags::OUT, !self.writer.is_empty());
+        let (handle, errors) = self.process.waitable();
+        let polled = [(&*self.socket, wanted), (handle, PollFlags::IN), (errors, PollFlags::IN)];
+        let [socket, ended, errors] = poll(polled, wait).map_err(|error| socket_failed(error.into()))?;
+        if !errors.is_empty() {
+            self.process.errors().read();
+        }
+        if socket.contains(PollFlags::OUT) {
+            self.writer.flush(Wait::Never).map_err(|source| self.frame(source))?;
+        }
+        let mut is_over = false;
+        if !socket.is_empty() || !ended.is_empty() {
+            // Of a process that has ended, all that it has said is there, and is to be taken.
+            loop {
+                match self.reader.fill(Wait::Never).map_err(|source| self.frame(source))? {
+                    Received::End => break is_over = true,
+                    Received::Bytes if !ended.is_empty() => {}
+                    Received::Bytes => break,
+                    Received::Nothing => break is_over = !ended.is_empty(),
+                }
+            }
+        }
+        Ok(is_over)
+    }
+
+    fn judge_silence(&mut self) -> Result<(), ShardError> {
+        let limit = self.settings.silence_max;
+        if self.silence.longer_than(limit) {
+            return Err(self.lose(|lost| ProcessError::Silent {
+                pid: lost.process.pid(),
+                limit,
+                doing: lost.doing,
+            }));
+        }
+        let answers_aborts = !matches!(self.doing, Doing::Loading | Doing::Greeting | Doing::Nothing);
+        if !answers_aborts || !(self.place.is_aborted() || self.doing == Doing::Rejoining) {
+            self.overdue.start_anew();
+            return Ok(());
+        }
+        let limit = self.settings.answer_max;
+        if self.overdue.longer_than(limit) {
+            return Err(self.lose(|lost| ProcessError::Deaf {
+                pid: lost.process.pid(),
+                limit,
+                doing: lost.doing,
+            }));
+        }
+        Ok(())
+    }
+
+    /// How the process ended, and what it last wrote. Ends it if it does not by itself.
+    fn last_words(&mut self) -> (super::spawn::Ending, String) {
+        let ending = self.process.ends_within(END_MAX);
+        self.process.kill();
+        let ending = ending.or_else(|| self.process.ending()).unwrap_or(super::spawn::Ending::Unknown);
+        (ending, self.process.errors().last().to_owned())
+    }
+
+    /// Gives the process up. It is gone when this returns: its memory is for a successor.
+    fn lose(&mut self, why: impl FnOnce(&mut Self) -> ProcessError) -> ShardError {
+        let error = why(self);
+        self.is_lost = true;
+        self.process.kill();
+        error.into()
+    }
+
+    fn frame(&mut self, source: super::frame::FrameError) -> ShardError {
+        self.lose(|lost| ProcessError::Frame { pid: lost.process.pid(), doing: lost.doing, source })
+    }
+
+    fn confused(&mut self, message: &ToParent) -> ShardError {
+        let what = match message {
+            ToParent::Result(result) => format!("the result of {} of {}", result.step, result.epoch),
+            other => format!("{other:?}"),
+        };
+        self.lose(|lost| ProcessError::Confused { pid: lost.process.pid(), doing: lost.doing, what })
+    }
+
+    /// What the process now does, by what it was last told.
+    fn turn(&mut self) {
+        self.doing = self.under_way.front().map_or(Doing::Nothing, |(_, step)| Doing::Step(*step));
+    }
+
+    /// Nothing of this epoch is under way any more.
+    fn cut_short(&mut self, epoch: Epoch, reason: String) -> ShardError {
+        self.under_way.clear();
+        self.turn();
+        self.cut_short = Some((epoch, reason.clone()));
+        ShardError::Aborted { reason }
+    }
+}
+
+impl ShardExecutor for RemoteExecutor {
+    fn join(&mut self) -> Result<(), ShardError> {
+        self.doing = Doing::Joining;
+        self.tell(&ToShard::Join, None)?;
+        let answer = self.answer()?;
+        let outcome = match answer {
+            ToParent::Joined => Ok(()),
+            ToParent::NotJoined { reason } => Err(ShardError::Aborted { reason }),
+            other => return Err(self.confused(&other)),
+        };
+        self.doing = Doing::Nothing;
+        outcome
+    }
+
+    fn execute(&mut self, plan: &StepPlan) -> Result<StepResult, ShardError> {
+        self.begin(&Arc::new(plan.clone()))?;
+        loop {
+            if let Some(result) = self.finish(LOOK_MAX)? {
+                return Ok(result);
+            }
+        }
+    }
+
+    fn check(&mut self) -> Result<Option<Duration>, ShardError> {
+        while let Some(message) = self.receive(Duration::ZERO)? {
+            match message {
+                // Of a step behind the one that was cut short.
+                ToParent::Aborted { epoch, .. }
+                    if self.cut_short.as_ref().is_some_and(|(of, _)| *of == epoch) => {}
+                other => return Err(self.confused(&other)),
+            }
+        }
+        if self.told.elapsed() >= BEAT_PERIOD && self.writer.is_empty() {
+            self.tell(&ToShard::Beat { absorbed: self.absorbed }, None)?;
+        }
+        Ok(Some(CHECK_PERIOD))
+    }
+
+    fn pipeline(&mut self) -> Option<&mut dyn Pipeline> {
+        Some(self)
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
+    }
+
+    fn kv_bytes(&self) -> u64 {
+        self.kv_bytes
+    }
+
+    fn rejoin(&mut self, epoch: Epoch, comm: Box<dyn Collective>) -> Result<Rejoined, ShardError> {
+        let seat = super::factory::seat(comm)?;
+        self.under_way.clear();
+        self.cut_short = None;
+        self.doing = Doing::Rejoining;
+        self.place = Place::new(seat);
+        let segment = self.segment()?;
+        self.tell(&ToShard::Rejoin { epoch }, Some(segment))?;
+        loop {
+            match self.answer()? {
+                ToParent::Rejoined { epoch: entered, weight_bytes, kv_bytes } if entered == epoch => {
+                    (self.weight_bytes, self.kv_bytes) = (weight_bytes, kv_bytes);
+                    break;
+                }
+                // What was under way in the last epoch.
+                ToParent::Result(_) | ToParent::Aborted { .. } => {}
+                other => return Err(self.confused(&other)),
+            }
+        }
+        self.doing = Doing::Nothing;
+        Ok(Rejoined::Kept)
+    }
+}
+
+impl Pipeline for RemoteExecutor {
+    fn depth(&self) -> usize {
+        STEPS_IN_FLIGHT_MAX
+    }
+
+    fn begin(&mut self, plan: &Arc<StepPlan>) -> Result<(), ShardError> {
+        if let Some((epoch, reason)) = &self.cut_short
+            && *epoch == plan.epoch
+        {
+            return Err(ShardError::Aborted { reason: reason.clone() });
+        }
+        if self.under_way.is_empty() {
+            self.overdue.start_anew();
+        }
+        self.under_way.push_back((plan.epoch, plan.step));
+        self.turn();
+        self.tell(&ToShard::Begin(Arc::clone(plan)), None)
+    }
+
+    fn finish(&mut self, patience: Duration) -> Result<Option<StepResult>, ShardError> {
+        let Some(message) = self.receive(patience.clamp(LOOK_MIN, LOOK_MAX))? else { return Ok(None) };
+        let due = self.under_way.front().copied();
+        match message {
+            ToParent::Result(result) if due == Some((result.epoch, result.step)) => {
+                self.under_way.pop_front();
+                self.overdue.start_anew();
+                self.absorbed += 1;
+                self.turn();
+                Ok(Some(result))
+            }
+            ToParent::Aborted { epoch, reason } if due.is_some_and(|(of, _)| of == epoch) => {
+                Err(self.cut_short(epoch, reason))
+            }
+            other => Err(self.confused(&other)),
+        }
+    }
+}
+
+impl Drop for RemoteExecutor {
+    /// Lets the process give back what it holds in order, if it does so soon.
+    fn drop(&mut self) {
+        if self.is_lost || self.tell(&ToShard::Stop, None).is_err() {
+            return;
+        }
+        let limit = self.settings.stop_max;
+        if self.process.ends_within(limit).is_none() {
+            tracing::warn!(
+                pid = self.process.pid(),
+                ?limit,
+                "a shard's process does not stop, and is killed"
+            );
+        }
+    }
+}
+
+fn hex(bytes: [u8; 16]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,182 @@
+//! The two directions of a framed Unix socket. Descriptors travel beside the frames that need them.
+
+use std::{
+    collections::VecDeque,
+    io::{IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    io::Errno,
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+        SendFlags, recvmsg, sendmsg,
+    },
+};
+use tokio_util::codec::LengthDelimitedCodec;
+use wincode::{SchemaRead, SchemaWrite};
+
+use super::frame::{FrameError, Wire, codec, decode, encode};
+
+/// Bytes taken from the socket at a time: a usual step fits many times over.
+const READ_BYTES: usize = 64 << 10;
+
+/// Descriptors that may wait for their frames. A message has at most one.
+const DESCRIPTORS_MAX: usize = 4;
+
+/// Whether an operation may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    Never,
+    Forever,
+}
+
+/// What came of a look at the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Received {
+    Bytes,
+    Nothing,
+    /// The other side is gone.
+    End,
+}
+
+/// Takes frames from a socket.
+pub(super) struct FrameReader {
+    socket: Arc<OwnedFd>,
+    codec: LengthDelimitedCodec,
+    buffer: BytesMut,
+    scratch: Box<[u8]>,
+    descriptors: VecDeque<OwnedFd>,
+}
+
+impl FrameReader {
+    pub(super) fn new(socket: Arc<OwnedFd>) -> Self {
+        let scratch = vec![0; READ_BYTES].into_boxed_slice();
+        Self { socket, codec: codec(), buffer: BytesMut::new(), scratch, descriptors: VecDeque::new() }
+    }
+
+    /// Takes what the socket has, a bounded part of it.
+    pub(super) fn fill(&mut self, wait: Wait) -> Result<Received, FrameError> {
+        let mut flags = RecvFlags::CMSG_CLOEXEC;
+        flags.set(RecvFlags::DONTWAIT, wait == Wait::Never);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let taken = loop {
+            let mut into = [IoSliceMut::new(&mut self.scratch)];
+            match recvmsg(self.socket.as_fd(), &mut into, &mut ancillary, flags) {
+                Err(Errno::INTR) => {}
+                taken => break taken,
+            }
+        };
+        let bytes = match taken {
+            Ok(message) => message.bytes,
+            Err(Errno::AGAIN) => return Ok(Received::Nothing),
+            Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Received::End),
+            Err(error) => return Err(FrameError::Framing(error.into())),
+        };
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                self.descriptors.extend(descriptors);
+            }
+        }
+        if self.descriptors.len() > DESCRIPTORS_MAX {
+            return Err(FrameError::Descriptors);
+        }
+        self.buffer.extend_from_slice(&self.scratch[..bytes]);
+        Ok(if bytes == 0 { Received::End } else { Received::Bytes })
+    }
+
+    /// The next message, where all of it was taken.
+    pub(super) fn message<M>(&mut self) -> Result<Option<M>, FrameError>
+    where
+        M: for<'de> SchemaRead<'de, Wire, Dst = M>,
+    {
+        decode(&mut self.codec, &mut self.buffer)
+    }
+
+    /// The descriptor that came with the last message.
+    pub(super) fn descriptor(&mut self) -> Option<OwnedFd> {
+        self.descriptors.pop_front()
+    }
+}
+
+/// A frame on its way, or the rest of one.
+struct Outgoing {
+    bytes: Bytes,
+    descriptor: Option<OwnedFd>,
+}
+
+/// Puts frames into a socket.
+pub(super) struct FrameWriter {
+    socket: Arc<OwnedFd>,
+    codec: LengthDelimitedCodec,
+    queue: VecDeque<Outgoing>,
+}
+
+impl FrameWriter {
+    pub(super) fn new(socket: Arc<OwnedFd>) -> Self {
+        Self { socket, codec: codec(), queue: VecDeque::new() }
+    }
+
+    /// Puts a message behind those that wait. Whoever calls bounds their number by what the protocol allows under way.
+    pub(super) fn push<M>(&mut self, message: &M, descriptor: Option<OwnedFd>) -> Result<(), FrameError>
+    where
+        M: SchemaWrite<Wire, Src = M>,
+    {
+        let bytes = encode(&mut self.codec, message)?;
+        self.queue.push_back(Outgoing { bytes, descriptor });
+        Ok(())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Sends what waits, or as much as goes without waiting. False if the other side is gone.
+    pub(super) fn flush(&mut self, wait: Wait) -> Result<bool, FrameError> {
+        let mut flags = SendFlags::NOSIGNAL;
+        flags.set(SendFlags::DONTWAIT, wait == Wait::Never);
+        while let Some(first) = self.queue.front_mut() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = SendAncillaryBuffer::new(&mut space);
+            let borrowed = first.descriptor.as_ref().map(AsFd::as_fd);
+            if let Some(descriptor) = &borrowed {
+                ancillary.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(descriptor)));
+            }
+            match sendmsg(self.socket.as_fd(), &[IoSlice::new(&first.bytes)], &mut ancillary, flags) {
+                Ok(sent) => {
+                    // It went with the first of the bytes.
+                    first.descriptor = None;
+                    first.bytes.advance(sent);
+                    if first.bytes.is_empty() {
+                        self.queue.pop_front();
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(true),
+                Err(Errno::PIPE | Errno::CONNRESET) => return Ok(false),
+                Err(error) => return Err(FrameError::Framing(error.into())),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Waits until one of `descriptors` has what is asked of it, or the time is over. The flags of each.
+pub(super) fn poll<const N: usize>(
+    descriptors: [(&OwnedFd, PollFlags); N],
+    limit: Duration,
+) -> rustix::io::Result<[PollFlags; N]> {
+    let mut polled = descriptors.map(|(descriptor, flags)| PollFd::new(descriptor, flags));
+    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+    match rustix::event::poll(&mut polled, Some(&limit)) {
+        // Whoever calls looks again.
+        Ok(_) | Err(Errno::INTR) => Ok(polled.map(|polled| polled.revents())),
+        Err(error) => Err(error),
+    }
+}
