@@ -12,7 +12,7 @@ use crate::{
     ids::{Epoch, SequenceId, Step},
     plan::{Output, StepPlan, StepResult, Tokens},
     prefix::BlockKey,
-    request::{FinishReason, GenerationEvent, Request, SubmitError},
+    request::{FinishReason, GenerationError, GenerationEvent, Request, SubmitError},
 };
 
 const CONFIG: SchedulerConfig = SchedulerConfig {
@@ -542,4 +542,26 @@ fn a_page_is_found_by_its_tokens_and_not_by_its_name_alone() {
     let other = BlockKey::root(None).next(&[9, 9, 9, 9]);
     assert_eq!(pool.find(Content { parent: other, ..content(&[1, 2, 3, 4]) }, 0), None);
     assert_eq!(pool.find(content(&[1, 2, 3, 4]), 1), None, "another group's page is another one");
+}
+
+#[test]
+fn a_choice_that_breaks_down_forgets_a_shared_prompt_that_has_no_names() {
+    let (mut scheduler, mut shard) = (scheduler(), SimShard::new(CACHE, Epoch(0)));
+    scheduler.submit(0, SequenceId(0), request(8, 4), None).unwrap();
+    scheduler.submit(0, SequenceId(1), request(8, 4), Some(SequenceId(0))).unwrap();
+    let mut failed = Vec::new();
+    while !scheduler.is_idle() {
+        let plan = scheduler.plan().expect("somebody goes on");
+        let mut result = shard.execute_at_once(&plan);
+        // The second choice, which takes its prompt over from the first.
+        let of_choice = result.outputs.iter_mut().filter(|output| output.sequence == SequenceId(1));
+        of_choice.for_each(|output| output.broken = true);
+        for event in scheduler.absorb(result).unwrap() {
+            if let GenerationEvent::Failed(error) = event.event {
+                failed.push((event.sequence, error));
+            }
+        }
+        scheduler.check_invariants();
+    }
+    assert_eq!(failed, [(SequenceId(1), GenerationError::NotFinite { position: 8 })]);
 }

@@ -171,7 +171,8 @@ impl Scheduler {
     pub(super) fn forget_contents(&mut self, slot: usize) {
         let state = &self.sequences[slot];
         // Those behind its windows are not its pages any more, and may have their names still.
-        for &key in &state.keys()[..state.named] {
+        // Blocks without names count, too, where no prefixes are cached.
+        for &key in state.keys().iter().take(state.named) {
             for group in 0..self.groups {
                 self.pool.forget(key, group);
                 self.tiers.host.forget(key, group);

@@ -12,7 +12,7 @@ const ENGINE_VARIABLE: &str = "CONSORT_TEST_ENGINE_OF";
 /// Why an engine of such processes does not start: the whole chain.
 async fn refusal(processes: &Arc<Processes>) -> String {
     let folder = checkpoint();
-    let error = isolated(&folder, 2, processes).start().await.err().expect("no engine comes of this");
+    let error = isolated(&folder, 2, processes).start().await.map(drop).expect_err("no engine comes of this");
     let mut text = error.to_string();
     let mut source = std::error::Error::source(&error);
     while let Some(error) = source {
@@ -46,7 +46,7 @@ fn a_program_that_says_nothing() {
 async fn a_program_that_starts_an_engine_first() {
     if super::super::is_misplaced() {
         let folder = checkpoint();
-        let error = isolated(&folder, 2, &processes()).start().await.err().expect("refused");
+        let error = isolated(&folder, 2, &processes()).start().await.map(drop).expect_err("refused");
         eprintln!("{error}");
         std::process::exit(1);
     }
@@ -80,7 +80,7 @@ async fn an_executable_that_is_not_there_is_named() {
     let _guard = ONE_AT_A_TIME.lock().await;
     let folder = checkpoint();
     let builder = tiny(&folder, 2).isolation(Isolation::Process).shard_executable("/nowhere/consort");
-    let error = builder.start().await.err().expect("no engine comes of this");
+    let error = builder.start().await.map(drop).expect_err("no engine comes of this");
     let text = format!("{:#}", anyhow::Error::from(error));
     assert!(text.contains("its process could not be started from /nowhere/consort"), "{text}");
 }
