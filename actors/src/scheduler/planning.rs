@@ -80,6 +80,18 @@ impl Scheduler {
         if self.in_flight.len() >= STEPS_IN_FLIGHT_MAX {
             return None;
         }
+        loop {
+            let preemptions = self.counters.preemptions;
+            let plan = self.try_plan();
+            // Where all that is left has waited for one that gave way, it need not wait any more. That comes to an end:
+            // each time somebody gives way, who does so four times at most.
+            if plan.is_some() || self.counters.preemptions == preemptions {
+                return plan;
+            }
+        }
+    }
+
+    fn try_plan(&mut self) -> Option<StepPlan> {
         let mut draft = Draft { budget: self.config.max_num_batched_tokens, ..Draft::default() };
         self.leave_windows();
         self.plan_decodes(&mut draft);

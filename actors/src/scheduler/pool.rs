@@ -299,7 +299,6 @@ impl PagePool {
     }
 
     /// Whether a page of `group` has this name.
-    #[cfg(test)]
     pub(super) fn is_named(&self, key: BlockKey, group: usize) -> bool {
         self.names.get(key, group as u8).is_some()
     }

@@ -239,8 +239,14 @@ impl Scheduler {
             // Keys are chained: once they differ, they differ.
             let both = limit.min(other.prefill_target / self.cache.block_size);
             let both = leading(both, |at| state.key(at) == other.key(at));
-            // What it has left behind already is there or is not: nobody computes it again.
-            if both * self.cache.block_size > other.computed { both } else { 0 }
+            // What it has left behind already is there or is not: nobody computes it again. And what it computes though
+            // it is there, since something is told of every row, is nobody to wait for.
+            let next = other.computed / self.cache.block_size;
+            let is_there = || {
+                let key = state.key(next).zip(full);
+                key.is_some_and(|(key, group)| self.pool.is_named(key, group))
+            };
+            if next < both && !is_there() { both } else { 0 }
         });
         Common { promised: promised.max().unwrap_or(0), held: leading(limit, is_held) }
     }

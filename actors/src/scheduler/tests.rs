@@ -565,3 +565,19 @@ fn a_choice_that_breaks_down_forgets_a_shared_prompt_that_has_no_names() {
     }
     assert_eq!(failed, [(SequenceId(1), GenerationError::NotFinite { position: 8 })]);
 }
+
+#[test]
+fn nobody_counts_on_one_that_computes_what_is_there_because_it_needs_every_row() {
+    // Five of ten blocks are cached. Who wants a word on each token computes them anew, for itself alone.
+    let mut simulation = Simulation::new(CONFIG, CacheSpec::new(4, 10), 1);
+    simulation.submit(0, request(21, 1)).unwrap();
+    simulation.drain();
+    simulation.submit(1, Request { prompt_logprobs: Some(0), ..request(21, 1) }).unwrap();
+    simulation.submit(2, request(21, 1)).unwrap();
+    simulation.drain();
+    assert_eq!(simulation.scheduler.counters().preemptions, 0);
+    assert_eq!(
+        (simulation.outcome(1).cached_tokens, simulation.outcome(2).cached_tokens),
+        (Some(0), Some(20))
+    );
+}
