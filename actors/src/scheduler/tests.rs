@@ -573,7 +573,7 @@ fn nobody_counts_on_one_that_computes_what_is_there_because_it_needs_every_row()
     simulation.submit(0, request(21, 1)).unwrap();
     simulation.drain();
     simulation.submit(1, Request { prompt_logprobs: Some(0), ..request(21, 1) }).unwrap();
-    simulation.submit(2, request(21, 1)).unwrap();
+    simulation.submit(2, request(21, 10)).unwrap();
     simulation.drain();
     assert_eq!(simulation.scheduler.counters().preemptions, 0);
     assert_eq!(
