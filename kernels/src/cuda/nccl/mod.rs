@@ -1,7 +1,7 @@
 //! NCCL: sums and exchanges among devices of several processes, where the ranks' own kernels cannot or need not do it.
 //!
 //! A thin binding of our own: about a dozen functions, found by `dlopen` under the name `libnccl.so.2` where
-//! [`search`](super::search) looks. `sys` has what `nccl.h` declares, `library` calls it, and on top
+//! `search` looks. `sys` has what `nccl.h` declares, `library` calls it, and on top
 //! is an owner:
 //!
 //! | part | what it is |
