@@ -5,11 +5,16 @@
 
 mod faults;
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use serde_json::{Map, Value, json};
 
 pub(crate) use self::faults::{Faults, REBUILD_FAILURE, Rebuild};
+use crate::GenerateOptions;
 
 /// Entries of the embedding: 256 bytes, the special tokens, padding.
 pub(crate) const VOCAB_SIZE: usize = 320;
@@ -27,6 +32,25 @@ const LAYERS: usize = 2;
 
 const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
                         {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// So many tokens, always the same.
+pub(crate) fn greedy(max_tokens: usize) -> GenerateOptions {
+    GenerateOptions {
+        max_tokens: Some(max_tokens),
+        temperature: Some(0.0),
+        ignore_eos: true,
+        ..GenerateOptions::default()
+    }
+}
+
+/// Waits for what is to happen within `limit`.
+pub(crate) async fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + limit;
+    while !condition() {
+        assert!(Instant::now() < end, "{what} did not happen within {limit:?}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
 
 /// Writes the checkpoint into `folder`.
 pub(crate) fn write_checkpoint(folder: &Path) {

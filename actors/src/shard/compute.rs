@@ -138,15 +138,10 @@ fn compute(
     while let Some(command) = next(commands, executor.as_mut(), under_way.len())? {
         match command {
             Next::Command(ComputeCommand::Execute(plan)) => {
+                under_way.push_back(plan.epoch);
                 let outcome = match executor.pipeline() {
-                    Some(pipeline) => {
-                        under_way.push_back(plan.epoch);
-                        pipeline.begin(&plan).map(|()| None)
-                    }
-                    None => {
-                        under_way.push_back(plan.epoch);
-                        executor.execute(&plan).map(Some)
-                    }
+                    Some(pipeline) => pipeline.begin(&plan).map(|()| None),
+                    None => executor.execute(&plan).map(Some),
                 };
                 report(&group, rank, outcome, &mut under_way)?;
             }

@@ -1,6 +1,6 @@
 mod caching;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use consort_actors::SubmitError;
 use consort_kernels::cuda::device::CudaError;
@@ -14,7 +14,7 @@ use super::{
 use crate::{
     EngineBuilder, EnsembleState, Isa,
     error::{DeviceError, EngineError, RequestError},
-    testing::{self, Faults, Rebuild},
+    testing::{self, Faults, Rebuild, greedy},
     topology::Environment,
 };
 
@@ -43,21 +43,8 @@ async fn start(ranks: usize) -> Engine {
     tiny(&folder, ranks).start().await.expect("the tiny model starts")
 }
 
-fn greedy(max_tokens: usize) -> GenerateOptions {
-    GenerateOptions {
-        max_tokens: Some(max_tokens),
-        temperature: Some(0.0),
-        ignore_eos: true,
-        ..GenerateOptions::default()
-    }
-}
-
-async fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(20);
-    while !condition() {
-        assert!(Instant::now() < limit, "{what} did not happen within 20 s");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+async fn until(what: &str, condition: impl FnMut() -> bool) {
+    testing::until_within(Duration::from_secs(20), what, condition).await;
 }
 
 #[test]

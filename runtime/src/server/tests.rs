@@ -149,12 +149,8 @@ impl Running {
     }
 }
 
-async fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(100);
-    while !condition() {
-        assert!(Instant::now() < limit, "{what} was not seen in time");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+async fn until(what: &str, condition: impl FnMut() -> bool) {
+    testing::until_within(Duration::from_secs(100), what, condition).await;
 }
 
 /// Sends a completion request and leaves the answer unread.

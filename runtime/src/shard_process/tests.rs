@@ -33,8 +33,10 @@ use super::{
     worker::shard_status,
 };
 use crate::{
-    Completion, Engine, EngineBuilder, EnsembleState, GenerateOptions, Isolation, engine::ModelFactory,
-    testing, topology::DeviceSpec,
+    Completion, Engine, EngineBuilder, EnsembleState, GenerateOptions, Isolation,
+    engine::ModelFactory,
+    testing::{self, greedy},
+    topology::DeviceSpec,
 };
 
 /// Children of this process are told apart by their number alone: one test at a time.
@@ -114,21 +116,8 @@ fn isolated(folder: &TempDir, ranks: usize, processes: &Arc<Processes>) -> Engin
     tiny(folder, ranks).isolation(Isolation::Process).of_processes(processes)
 }
 
-fn greedy(max_tokens: usize) -> GenerateOptions {
-    GenerateOptions {
-        max_tokens: Some(max_tokens),
-        temperature: Some(0.0),
-        ignore_eos: true,
-        ..GenerateOptions::default()
-    }
-}
-
-async fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(60);
-    while !condition() {
-        assert!(Instant::now() < limit, "{what} did not happen within 60 s");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+async fn until(what: &str, condition: impl FnMut() -> bool) {
+    testing::until_within(Duration::from_secs(60), what, condition).await;
 }
 
 async fn until_ready(engine: &Engine) {
