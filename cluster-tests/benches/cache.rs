@@ -7,13 +7,13 @@
 
 #![expect(clippy::print_stdout, reason = "a bench prints its tables")]
 
-use std::{
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+mod support;
 
-use anyhow::{Context, Result, ensure};
-use consort::{Engine, GenerateOptions, Prompt, TextEvent};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use consort::Engine;
+use support::{Answer, ask, median, together, words};
 
 const SYSTEM_PROMPT_TOKENS: usize = 1500;
 const CLIENTS: usize = 32;
@@ -27,25 +27,14 @@ const PREEMPTIONS_MAX: u64 = 4;
 /// others have ended and is then computed anew in two or three full steps: 1.4 such steps were seen, of a run of 60.
 const GAP_STEPS_MAX: f64 = 8.0;
 
-/// What came of one request.
-struct Answer {
-    tokens: Vec<u32>,
-    first: Duration,
-    /// When tokens came.
-    arrivals: Vec<Instant>,
-}
-
 /// The longest time between two of these moments, which are in order.
 fn longest_gap(moments: &[Instant]) -> Duration {
     moments.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default()
 }
 
 async fn engine(prefix_caching: bool, kv_tokens: usize, max_num_seqs: usize) -> Result<Engine> {
-    let model =
-        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    ensure!(model.exists(), "{} is missing: run `cargo xtask model` first", model.display());
     let engine = Engine::builder()
-        .model(model)
+        .model(support::model()?)
         .dtype("bfloat16")
         .max_model_len(2048)
         .max_num_seqs(max_num_seqs)
@@ -55,51 +44,6 @@ async fn engine(prefix_caching: bool, kv_tokens: usize, max_num_seqs: usize) -> 
         .start()
         .await?;
     Ok(engine)
-}
-
-/// Tokens of ordinary words, the same for the same seed.
-fn words(seed: usize, count: usize) -> Vec<u32> {
-    (0..count).map(|at| (1000 + (at * 7919 + seed * 104_729 + seed * at % 13) % 40_000) as u32).collect()
-}
-
-async fn ask(engine: &Engine, prompt: Vec<u32>, max_tokens: usize, seed: i64) -> Result<Answer> {
-    let options = GenerateOptions {
-        max_tokens: Some(max_tokens),
-        temperature: Some(0.8),
-        seed: Some(seed),
-        ignore_eos: true,
-        ..GenerateOptions::default()
-    };
-    let begun = Instant::now();
-    let mut stream = engine.generate(Prompt::Tokens(prompt), options)?;
-    let (mut tokens, mut arrivals) = (Vec::new(), Vec::new());
-    while let Some(event) = stream.next().await {
-        let TextEvent::Delta(delta) = event? else { continue };
-        arrivals.push(Instant::now());
-        tokens.extend(delta.tokens);
-    }
-    let first = *arrivals.first().context("no token came")? - begun;
-    Ok(Answer { tokens, first, arrivals })
-}
-
-/// All at once; the answers in their order and the time until the last has ended.
-async fn together(engine: &Engine, requests: Vec<(Vec<u32>, usize)>) -> Result<(Vec<Answer>, Duration)> {
-    let begun = Instant::now();
-    let tasks = requests.into_iter().enumerate().map(|(at, (prompt, max_tokens))| {
-        let engine = engine.clone();
-        tokio::spawn(async move { ask(&engine, prompt, max_tokens, at as i64).await })
-    });
-    let tasks: Vec<_> = tasks.collect();
-    let mut answers = Vec::new();
-    for task in tasks {
-        answers.push(task.await??);
-    }
-    Ok((answers, begun.elapsed()))
-}
-
-fn median(mut times: Vec<Duration>) -> f64 {
-    times.sort();
-    times[times.len() / 2].as_secs_f64()
 }
 
 /// Time to the first token, one request at a time.

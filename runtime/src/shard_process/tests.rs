@@ -6,6 +6,7 @@ mod frames;
 mod leaks;
 mod losses;
 mod programs;
+mod rounds;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
