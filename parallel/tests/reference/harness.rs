@@ -96,6 +96,7 @@ impl Setup {
             num_blocks: 4096,
             step_limit: STEP_LIMIT,
             deterministic: self.place != Place::Cuda { deterministic: false },
+            separate_processes: false,
         }
     }
 

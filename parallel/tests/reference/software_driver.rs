@@ -163,6 +163,7 @@ fn options() -> LoadOptions {
         num_blocks: 4096,
         step_limit: STEP_LIMIT,
         deterministic: false,
+        separate_processes: false,
     }
 }
 
@@ -283,6 +284,7 @@ fn second_step(step_limit: Duration) -> Result<(), ModelError> {
         num_blocks: 4096,
         step_limit,
         deterministic: false,
+        separate_processes: false,
     };
     let device = Setup { place: FAST, ..Setup::new(1, DType::BF16, 8) }.device(rank);
     let mut model = load(&device, &checkpoint, &partition, rank, &options, &|_, _| {}).unwrap();
@@ -395,6 +397,7 @@ fn software_driver_a_card_too_small_says_what_is_wanted_and_what_is_free() {
             num_blocks: 4096,
             step_limit: STEP_LIMIT,
             deterministic: true,
+            separate_processes: false,
         };
         let device = Setup { place: FAST, ..Setup::new(1, DType::BF16, 8) }.device(Rank(0));
         let loaded = load(&device, &checkpoint, &partition, Rank(0), &options, &|_, _| {});

@@ -88,6 +88,7 @@ fn model_factory(folder: &TempDir, ranks: usize) -> ModelFactory {
         num_blocks: 64,
         step_limit: STEP_LIMIT,
         deterministic: true,
+        separate_processes: false,
     };
     ModelFactory {
         checkpoint,
