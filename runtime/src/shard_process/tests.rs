@@ -1,6 +1,7 @@
 //! Ranks that are processes of this very test program, which runs as a shard where a test below calls
 //! [`shard_status`].
 
+mod cards;
 mod dispatch;
 mod frames;
 mod leaks;

@@ -210,6 +210,7 @@ fn overrides(args: &PlanArgs) -> Overrides {
         max_num_batched_tokens: args.max_num_batched_tokens,
         // The server's address and key have nothing to do with memory.
         without_server: true,
+        isolates_gpus: true,
         ..Overrides::default()
     }
 }
