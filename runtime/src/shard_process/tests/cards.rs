@@ -64,7 +64,7 @@ fn settings() -> WorkSettings {
 
 /// Three ranks on three cards.
 fn on_cards(folder: &TempDir) -> EngineBuilder {
-    tiny_on(folder, CARDS).batch_invariant(true)
+    tiny_on(folder, CARDS).max_model_len(512).batch_invariant(true)
 }
 
 fn isolated_on_cards(folder: &TempDir) -> EngineBuilder {
