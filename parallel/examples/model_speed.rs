@@ -77,6 +77,7 @@ fn one_rank(
         num_blocks: 4096,
         step_limit: STEP_LIMIT,
         deterministic: true,
+        separate_processes: false,
     };
     let begin = Instant::now();
     let mut model = load(&device, checkpoint, partition, rank, &options, &|_, _| {})?;

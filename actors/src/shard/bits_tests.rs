@@ -79,6 +79,7 @@ fn executors(checkpoint: &Checkpoint, setup: Setup) -> Vec<ModelExecutor> {
         num_blocks: 4096,
         step_limit: STEP_LIMIT,
         deterministic: true,
+        separate_processes: false,
     };
     LocalGroup::new(setup.width)
         .into_iter()

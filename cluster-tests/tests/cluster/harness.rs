@@ -53,7 +53,12 @@ pub(crate) struct Served {
 impl Served {
     /// Serves `source` with `arguments` on a free port and waits until it says where.
     pub(crate) fn start(source: &str, arguments: &[&str]) -> Served {
-        let mut child = consort()
+        Self::start_by(consort(), source, arguments)
+    }
+
+    /// The same by a command of the caller's.
+    pub(crate) fn start_by(mut command: Command, source: &str, arguments: &[&str]) -> Served {
+        let mut child = command
             .arg("serve")
             .arg(source)
             .args(["--port", "0"])

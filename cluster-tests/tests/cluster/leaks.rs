@@ -29,6 +29,7 @@ pub(crate) const OPTIONS: LoadOptions = LoadOptions {
     num_blocks: 4096,
     step_limit: STEP_LIMIT,
     deterministic: true,
+    separate_processes: false,
 };
 
 /// Builds ranks of the tiny model, with [`BLOCKS`] blocks.

@@ -16,7 +16,7 @@ fn serve(isolation: &str) -> Served {
 }
 
 /// The ranks' processes of a server, by rank.
-fn shards(server: u32) -> BTreeMap<u16, i32> {
+pub(crate) fn shards(server: u32) -> BTreeMap<u16, i32> {
     let prefix = format!("CONSORT_SHARD={server}:");
     let mut found = BTreeMap::new();
     for entry in fs::read_dir("/proc").unwrap().flatten() {
@@ -31,7 +31,7 @@ fn shards(server: u32) -> BTreeMap<u16, i32> {
     found
 }
 
-fn signal(pid: i32, signal: Signal) {
+pub(crate) fn signal(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 

@@ -14,12 +14,15 @@ mod shared_work;
 mod tests;
 mod watchers;
 
+#[cfg(unix)]
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::{any::Any, sync::Arc};
 
 pub use local::{Local, LocalGroup};
 #[cfg(target_os = "linux")]
 pub use shared_memory::{
-    RANKS_MAX as SHARED_MEMORY_RANKS_MAX, Seat, SharedMemory, SharedMemoryError, SharedMemoryGroup,
+    MAILBOX_RANKS_MAX, RANKS_MAX as SHARED_MEMORY_RANKS_MAX, Seat, SharedMemory, SharedMemoryError,
+    SharedMemoryGroup,
 };
 pub use shared_work::{SharedWork, WorkUnderWay};
 
@@ -68,6 +71,14 @@ pub enum CollectiveError {
         /// How many.
         bytes: usize,
     },
+    /// Descriptors did not come from everybody, or not to everybody.
+    #[error("{rank} could not exchange descriptors: {problem}")]
+    Descriptors {
+        /// The rank that noticed.
+        rank: Rank,
+        /// What was wrong.
+        problem: String,
+    },
     /// The rank is computed by another process: a bug of the caller, likewise.
     #[error("{rank} is computed by another process: its seat here takes no part in {operation}")]
     Elsewhere {
@@ -81,6 +92,9 @@ pub enum CollectiveError {
 /// Most bytes that a rank may bring to one [`Collective::exchange`]: it carries names, addresses and handles, a few
 /// hundred bytes each. Ranks keep what they last brought, so this bounds a group's memory too.
 pub const EXCHANGE_BYTES_MAX: usize = 64 << 10;
+
+/// Most descriptors that a rank may bring to one [`Collective::exchange_descriptors`].
+pub const EXCHANGED_DESCRIPTORS_MAX: usize = 4;
 
 /// What [`Collective::on_abort`] calls.
 pub type AbortNotice = Box<dyn Fn() + Send + Sync>;
@@ -103,6 +117,18 @@ pub trait Collective: Any + Send {
     /// Every rank's `mine`, in rank order. Lengths may differ, up to [`EXCHANGE_BYTES_MAX`] each: what ranks tell
     /// each other when they meet, never activations.
     fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError>;
+    /// Every rank's descriptors, in rank order, for ranks that are processes; this rank's own place is empty. Numbers may
+    /// differ, up to [`EXCHANGED_DESCRIPTORS_MAX`] each. An error ends the group, and what has come until then is closed.
+    ///
+    /// Ranks of one process need none and have no way for them, and neither have processes whose group was not made for
+    /// it.
+    #[cfg(unix)]
+    fn exchange_descriptors(&mut self, mine: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>, CollectiveError> {
+        let problem = format!("its group has no way for them ({} were brought)", mine.len());
+        let error = CollectiveError::Descriptors { rank: self.rank(), problem };
+        self.abort_handle().abort(&error.to_string());
+        Err(error)
+    }
     /// A handle with which any thread may end all present and future calls of the group.
     fn abort_handle(&self) -> AbortHandle;
     /// Has `notify` called once when the group is aborted: on the thread that aborts, or soon after on another of this

@@ -39,6 +39,9 @@ pub struct LoadOptions {
     /// Whether a request's tokens must not depend on its company, at the price of slower kernels. A CPU's never do,
     /// whatever this says: its kernels add in one order for any number of rows.
     pub deterministic: bool,
+    /// Whether each rank is in a process of its own: what ranks on devices touch of each other's memory is then memory
+    /// that other processes can map. No effect on CPUs, nor on a rank alone.
+    pub separate_processes: bool,
 }
 
 /// Why a rank's weights could not be loaded.

@@ -112,6 +112,8 @@ pub struct Limits {
     pub max_num_batched_tokens: usize,
     /// Whether a request's tokens must not depend on its company, which takes scratch memory on cards.
     pub is_batch_invariant: bool,
+    /// Whether each rank is in a process of its own, whose part in sums takes whole pages of a card.
+    pub separate_processes: bool,
 }
 
 /// What is to be planned.
@@ -445,6 +447,7 @@ fn load_options(limits: &Limits, num_blocks: usize) -> LoadOptions {
         num_blocks,
         step_limit: STEP_LIMIT,
         deterministic: limits.is_batch_invariant,
+        separate_processes: limits.separate_processes,
     }
 }
 

@@ -23,6 +23,7 @@ fn request(model: &str, gpus: &str, format: Option<WeightFormat>) -> PlanRequest
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,
             is_batch_invariant: false,
+            separate_processes: false,
         },
         utilization: None,
         kv_bytes: None,

@@ -171,6 +171,7 @@ fn scattered(
         num_blocks: 4096,
         step_limit: STEP_LIMIT,
         deterministic: true,
+        separate_processes: false,
     };
     let mut comm = LocalGroup::new(1).remove(0);
     let mut model: Box<dyn Model> =

@@ -1,6 +1,7 @@
 //! Runs a checkpoint over a group of threads and compares logits with a fixture.
 
 use std::{
+    os::fd::BorrowedFd,
     path::{Path, PathBuf},
     sync::Arc,
     thread,
@@ -14,7 +15,7 @@ use consort_kernels::{
 use consort_parallel::{
     batch::{Batch, BatchSpan},
     checkpoint::Checkpoint,
-    collective::{Collective, LocalGroup},
+    collective::{Collective, LocalGroup, Seat, SharedMemory, SharedMemoryGroup},
     ids::{BlockId, Rank},
     kv::{KvGroups, KvStore},
     model::{LoadOptions, Model, STEP_LIMIT, kv_layout, load},
@@ -76,6 +77,9 @@ pub(crate) enum Place {
     Cuda {
         deterministic: bool,
     },
+    /// The same, deterministic, with ranks that know nothing of each other, as if each were a process: they map each
+    /// other's memory.
+    Mapped,
 }
 
 impl Setup {
@@ -96,17 +100,33 @@ impl Setup {
             num_blocks: 4096,
             step_limit: STEP_LIMIT,
             deterministic: self.place != Place::Cuda { deterministic: false },
+            separate_processes: self.place == Place::Mapped,
         }
     }
 
     pub(crate) fn device(self, rank: Rank) -> Device {
         match self.place {
             Place::Cpu => Device::cpu_with(self.threads, self.isa).unwrap(),
-            Place::Cuda { .. } => {
+            Place::Cuda { .. } | Place::Mapped => {
                 let selector = format!("cuda:{}", rank.0).parse().unwrap();
                 Device::Cuda(CudaDevice::open(&selector, &Settings::of_process()).unwrap())
             }
         }
+    }
+
+    /// The members of a group, and what must live as long.
+    fn group(self) -> (Vec<Box<dyn Collective>>, Vec<Seat>) {
+        if self.place != Place::Mapped {
+            let members = LocalGroup::new(self.width).into_iter();
+            return (members.map(|member| Box::new(member) as _).collect(), Vec::new());
+        }
+        let seats = SharedMemoryGroup::create_with_mailboxes(self.width).unwrap();
+        let own = |descriptor: BorrowedFd<'_>| descriptor.try_clone_to_owned().unwrap();
+        let attach = |seat: &Seat| {
+            let member = SharedMemory::attach(own(seat.descriptor()), seat.rank()).unwrap();
+            Box::new(member.with_mailbox(seat.mailbox().into_iter().map(own).collect()).unwrap()) as _
+        };
+        (seats.iter().map(attach).collect(), seats)
     }
 }
 
@@ -133,20 +153,21 @@ pub(crate) fn teacher_forced_weighted(
     let blocks_of = |tokens: &Vec<u32>| groups * tokens.len().div_ceil(BLOCK_SIZE);
     let blocks: usize = sequences.iter().map(blocks_of).sum();
     let options = &setup.options();
+    let (members, _seats) = setup.group();
     let mut results: Vec<Vec<Vec<f32>>> = thread::scope(|scope| {
-        let ranks: Vec<_> = LocalGroup::new(width)
+        let ranks: Vec<_> = members
             .into_iter()
             .map(|mut comm| {
                 scope.spawn(move || {
                     let rank = comm.rank();
                     let device = setup.device(rank);
                     let mut model = load(&device, checkpoint, partition, rank, options, &|_, _| {}).unwrap();
-                    model.join(&mut comm).unwrap();
+                    model.join(&mut *comm).unwrap();
                     let share = partition.share(rank);
                     let layout = kv_layout(checkpoint.config(), share, dtype, BLOCK_SIZE).unwrap();
                     let mut kv = KvStore::new(&device, layout, blocks).unwrap();
                     let mut run = |part: &[Vec<u32>]| {
-                        some_sequences(&mut *model, &mut kv, &mut comm, (groups, chunk), part)
+                        some_sequences(&mut *model, &mut kv, &mut *comm, (groups, chunk), part)
                     };
                     let logits =
                         if together { run(sequences) } else { sequences.chunks(1).flat_map(run).collect() };

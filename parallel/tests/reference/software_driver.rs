@@ -88,6 +88,28 @@ fn software_driver_runs_the_tiny_llama_alone_and_over_three_devices_like_transfo
 }
 
 #[test]
+fn software_driver_ranks_that_map_each_others_memory_give_the_bits_of_those_that_address_it() {
+    let test = "software_driver::\
+                software_driver_ranks_that_map_each_others_memory_give_the_bits_of_those_that_address_it";
+    let report = in_child_reported(test, &[("CONSORT_SOFTWARE_DRIVER_DEVICES", "3")], || {
+        let checkpoint = open("tiny_llama_odd");
+        let (prompts, _) = tiny::reference("tiny_llama_odd");
+        // Prompts in parts, and decodes together, by graphs.
+        for (chunk, together) in [(7, false), (prompts.len(), true)] {
+            let setup = Setup { place: INVARIANT, together, ..Setup::new(3, DType::BF16, chunk) };
+            let addressed = teacher_forced(&checkpoint, setup, &prompts);
+            let mapped = teacher_forced(&checkpoint, Setup { place: Place::Mapped, ..setup }, &prompts);
+            assert!(addressed == mapped, "in steps of {chunk}");
+        }
+    });
+    let Some(report) = report else { return };
+    assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:?}");
+    // Of each of two groups every rank made one piece of memory and mapped three.
+    let calls = |name: &str| report.calls.get(name).copied().unwrap_or(0);
+    assert_eq!((calls("cuMemCreate"), calls("cuMemMap"), calls("cuMemUnmap")), (6, 18, 18), "{report:?}");
+}
+
+#[test]
 fn software_driver_gives_the_same_logits_whenever_work_runs() {
     for order in ["eager", "random:1", "random:2"] {
         let test = "software_driver::software_driver_gives_the_same_logits_whenever_work_runs";
@@ -163,6 +185,7 @@ fn options() -> LoadOptions {
         num_blocks: 4096,
         step_limit: STEP_LIMIT,
         deterministic: false,
+        separate_processes: false,
     }
 }
 
@@ -283,6 +306,7 @@ fn second_step(step_limit: Duration) -> Result<(), ModelError> {
         num_blocks: 4096,
         step_limit,
         deterministic: false,
+        separate_processes: false,
     };
     let device = Setup { place: FAST, ..Setup::new(1, DType::BF16, 8) }.device(rank);
     let mut model = load(&device, &checkpoint, &partition, rank, &options, &|_, _| {}).unwrap();
@@ -395,6 +419,7 @@ fn software_driver_a_card_too_small_says_what_is_wanted_and_what_is_free() {
             num_blocks: 4096,
             step_limit: STEP_LIMIT,
             deterministic: true,
+            separate_processes: false,
         };
         let device = Setup { place: FAST, ..Setup::new(1, DType::BF16, 8) }.device(Rank(0));
         let loaded = load(&device, &checkpoint, &partition, Rank(0), &options, &|_, _| {});

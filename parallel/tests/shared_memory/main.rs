@@ -1,27 +1,47 @@
 //! Ranks that are real processes: they sum as threads do, and one that is killed or stopped anywhere costs the others
 //! an error and nothing else.
 //!
-//! Each test starts this program again for the test itself, with a role in its environment and the group's memory as
-//! standard input; what a rank has to say goes to its standard error, a line at a time.
+//! Each test starts this program again for the test itself, with a role in its environment and a socket that holds the
+//! group's memory as standard input; what a rank has to say goes to its standard error, a line at a time.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod roles;
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, IoSlice},
+    mem::MaybeUninit,
+    os::fd::OwnedFd,
     process::{Child, Command, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, channel},
     thread,
     time::{Duration, Instant},
 };
 
-use consort_parallel::collective::{Collective, LocalGroup, Seat, SharedMemoryGroup};
+use consort_parallel::collective::{Collective, LocalGroup, MAILBOX_RANKS_MAX, Seat, SharedMemoryGroup};
 use roles::{ROLE, Role};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg,
+        socketpair,
+    },
+    process::{Pid, Signal, kill_process},
+};
 
 /// Longer than anything takes on a machine that is busy with other tests.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A socket in which what a rank needs lies as descriptors: the group's memory, and its mailbox where there is one.
+fn socket_with_descriptors(seat: &Seat) -> OwnedFd {
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("sockets");
+    let descriptors: Vec<_> = std::iter::once(seat.descriptor()).chain(seat.mailbox()).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAILBOX_RANKS_MAX + 1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    sendmsg(ours, &[IoSlice::new(&[0])], &mut ancillary, SendFlags::NOSIGNAL).expect("there is room");
+    theirs
+}
 
 /// A rank that is a process.
 struct Process {
@@ -32,10 +52,9 @@ struct Process {
 impl Process {
     fn start(test: &str, seat: &Seat, role: Role) -> Self {
         let program = std::env::current_exe().expect("the test program has a path");
-        let memory = seat.descriptor().try_clone_to_owned().expect("a descriptor");
         let mut command = Command::new(program);
         command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
-        command.env(ROLE, role.to_string()).stdin(memory).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.env(ROLE, role.to_string()).stdin(socket_with_descriptors(seat)).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the test program starts again");
         let stderr = BufReader::new(child.stderr.take().expect("it is piped"));
         let (tell, lines) = channel();
@@ -209,4 +228,56 @@ fn fifty_lives_of_a_group_leave_no_descriptor_map_or_thread_behind() {
     let (before, after) = (process.wait_for("before ", PATIENCE), process.wait_for("after ", PATIENCE));
     assert_eq!(before, after);
     process.end_well();
+}
+
+#[test]
+fn three_processes_send_each_other_descriptors_hundreds_of_times() {
+    const TEST: &str = "three_processes_send_each_other_descriptors_hundreds_of_times";
+    if roles::play() {
+        return;
+    }
+    let seats = SharedMemoryGroup::create_with_mailboxes(3).unwrap();
+    let processes = start_all(TEST, &seats, |rank| Role::Exchange { rank, rounds: 300 });
+    processes.iter().for_each(|process| _ = process.wait_for("done", PATIENCE));
+    processes.into_iter().for_each(Process::end_well);
+}
+
+#[test]
+fn a_process_killed_among_descriptors_costs_the_others_an_abort_and_no_descriptor() {
+    const TEST: &str = "a_process_killed_among_descriptors_costs_the_others_an_abort_and_no_descriptor";
+    if roles::play() {
+        return;
+    }
+    for round in 0..6u64 {
+        let seats = SharedMemoryGroup::create_with_mailboxes(3).unwrap();
+        let mut processes = start_all(TEST, &seats, |rank| Role::Exchange { rank, rounds: usize::MAX });
+        processes[0].wait_for("exchanged 41", PATIENCE);
+        thread::sleep(Duration::from_micros(round * 977));
+        let killed = processes.remove((round % 3) as usize);
+        killed.signal(Signal::KILL);
+        drop(killed);
+        seats[0].abort_handle().abort("a rank was killed");
+        for process in &processes {
+            assert_eq!(process.wait_for("aborted ", PATIENCE), "a rank was killed", "round {round}");
+        }
+        processes.into_iter().for_each(Process::end_well);
+    }
+}
+
+#[test]
+fn a_process_that_sends_no_descriptor_is_named_by_the_others() {
+    const TEST: &str = "a_process_that_sends_no_descriptor_is_named_by_the_others";
+    if roles::play() {
+        return;
+    }
+    let seats = SharedMemoryGroup::create_with_mailboxes(3).unwrap();
+    let processes = start_all(TEST, &seats, |rank| match rank {
+        2 => Role::Meet { rank },
+        _ => Role::Exchange { rank, rounds: 1 },
+    });
+    for process in &processes[..2] {
+        let told = process.wait_for("aborted ", PATIENCE);
+        assert!(told.contains("nothing has come from rank 2"), "{told}");
+    }
+    processes.into_iter().for_each(Process::end_well);
 }

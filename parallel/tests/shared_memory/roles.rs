@@ -2,14 +2,20 @@
 
 use std::{
     fmt, fs,
-    os::fd::{AsFd, OwnedFd},
+    io::IoSliceMut,
+    mem::MaybeUninit,
+    os::{fd::AsFd, unix::fs::FileExt},
     thread,
     time::{Duration, Instant},
 };
 
 use consort_parallel::{
-    collective::{Collective, CollectiveError, SharedMemory, SharedMemoryGroup},
+    collective::{Collective, CollectiveError, MAILBOX_RANKS_MAX, SharedMemory, SharedMemoryGroup},
     ids::Rank,
+};
+use rustix::{
+    fs::MemfdFlags,
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
 };
 
 /// The name of the environment's variable.
@@ -21,6 +27,10 @@ pub(crate) enum Role {
     Sum { rank: u16, sums: usize },
     /// Sums a few times, then aborts.
     Abort { rank: u16 },
+    /// Sends files to everybody so often, or until an abort.
+    Exchange { rank: u16, rounds: usize },
+    /// Meets the others where they exchange descriptors.
+    Meet { rank: u16 },
     /// Forms whole groups, one after another.
     Live { lives: usize },
 }
@@ -30,6 +40,8 @@ impl fmt::Display for Role {
         match self {
             Role::Sum { rank, sums } => write!(f, "sum {rank} {sums}"),
             Role::Abort { rank } => write!(f, "abort {rank} 0"),
+            Role::Exchange { rank, rounds } => write!(f, "exchange {rank} {rounds}"),
+            Role::Meet { rank } => write!(f, "meet {rank} 0"),
             Role::Live { lives } => write!(f, "live 0 {lives}"),
         }
     }
@@ -52,18 +64,71 @@ pub(crate) fn play() -> bool {
             let _ = sum_some(&mut comm, 10, &mut |_| {});
             comm.abort_handle().abort(&format!("{rank} has had enough"));
         }
+        "exchange" => exchange(&mut attach(rank), count),
+        "meet" => {
+            let mut comm = attach(rank);
+            comm.barrier().unwrap();
+            // Nobody leaves before the others have looked.
+            let _ = comm.barrier();
+        }
         "live" => live(count),
         _ => panic!("no role: {role}"),
     }
     true
 }
 
-fn memory() -> OwnedFd {
-    std::io::stdin().as_fd().try_clone_to_owned().unwrap()
+/// What came with this process: the group's memory, and the rank's mailbox where there is one.
+fn attach(rank: Rank) -> SharedMemory {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAILBOX_RANKS_MAX + 1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    recvmsg(std::io::stdin(), &mut [IoSliceMut::new(&mut [0])], &mut ancillary, flags).unwrap();
+    let mut descriptors = ancillary.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect::<Vec<_>>(),
+        _ => Vec::new(),
+    });
+    let memory = descriptors.next().expect("the test sends it");
+    SharedMemory::attach(memory, rank).unwrap().with_mailbox(descriptors.collect()).unwrap()
 }
 
-fn attach(rank: Rank) -> SharedMemory {
-    SharedMemory::attach(memory(), rank).unwrap()
+/// Exchanges files whose contents are known, so often or until an abort, and says what it has open before and after.
+fn exchange(comm: &mut SharedMemory, rounds: usize) {
+    let before = open();
+    let brought = |rank: usize, round: usize| format!("{rank} brings {round}");
+    let mut outcome = Ok(());
+    for round in 0..rounds {
+        let mine = fs::File::from(rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
+        mine.write_all_at(brought(comm.rank().index(), round).as_bytes(), 0).unwrap();
+        match comm.exchange_descriptors(&[mine.as_fd()]) {
+            Ok(all) => {
+                for (rank, descriptors) in all.into_iter().enumerate() {
+                    assert_eq!(descriptors.len(), usize::from(rank != comm.rank().index()));
+                    for descriptor in descriptors {
+                        let expected = brought(rank, round);
+                        let mut bytes = vec![0; expected.len()];
+                        fs::File::from(descriptor).read_exact_at(&mut bytes, 0).unwrap();
+                        assert_eq!(String::from_utf8(bytes).unwrap(), expected);
+                    }
+                }
+            }
+            Err(error) => {
+                outcome = Err(error);
+                break;
+            }
+        }
+        if round.is_multiple_of(20) {
+            eprintln!("exchanged {}", round + 1);
+        }
+    }
+    assert_eq!(open(), before, "nothing stays open");
+    match outcome {
+        Ok(()) => {
+            comm.barrier().unwrap();
+            eprintln!("done");
+        }
+        Err(CollectiveError::Aborted { reason, .. }) => eprintln!("aborted {reason}"),
+        Err(error) => eprintln!("aborted {error}"),
+    }
 }
 
 /// Sums of many sizes, each compared with what it should be; a digest of all bits.

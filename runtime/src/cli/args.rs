@@ -243,7 +243,8 @@ pub(super) struct ModelArgs {
     /// always compute so.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     batch_invariant: Option<bool>,
-    /// What separates ranks: thread, or process for one process of each rank, whose faults end only that rank.
+    /// What separates ranks: thread, or process for one process of each rank, whose faults end only that rank. Threads
+    /// unless said otherwise, but processes where a server is on GPUs.
     #[arg(long, value_name = "KIND")]
     isolation: Option<String>,
     /// Tokens of one KV block.
@@ -319,6 +320,7 @@ impl ModelArgs {
                 cpu_isa: self.cpu_isa,
                 batch_invariant: self.batch_invariant,
                 isolation: self.isolation,
+                isolates_gpus: false,
                 block_size: self.block_size,
                 kv_cache_memory_bytes: self.kv_cache_memory_bytes,
                 kv_offloading_bytes: self.kv_offloading_bytes,

@@ -122,7 +122,7 @@ fn asked(args: &DoctorArgs, environment: &Environment) -> Result<Vec<Asked>, Top
 
 fn topology(path: &Path, environment: &Environment) -> Result<Topology, TopologyError> {
     // The server's address and key have nothing to do with devices.
-    let overrides = Overrides { without_server: true, ..Overrides::default() };
+    let overrides = Overrides { without_server: true, isolates_gpus: true, ..Overrides::default() };
     Topology::load_with(path, &overrides, environment)
 }
 

@@ -18,6 +18,7 @@ use crate::{
 
 pub(super) async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let builder = args.model.builder(args.source, args.server);
+    let builder = builder.with_overrides(|overrides| overrides.isolates_gpus = true);
     if args.print_config {
         let config = tokio::task::spawn_blocking(move || builder.effective_config()).await??;
         let mut out = io::stdout().lock();

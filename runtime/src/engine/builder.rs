@@ -125,7 +125,7 @@ impl EngineBuilder {
         self.with_overrides(|overrides| overrides.batch_invariant = Some(is_asked_for))
     }
 
-    /// What separates ranks: threads of this process, or a process for each. Programs that ask for processes call
+    /// What separates ranks: threads of this process, or a process for each, on CPUs and on GPUs. Programs that ask for processes call
     /// [`shard_main`](crate::shard_main) at the start of `main`, or name a program that does.
     pub fn isolation(self, isolation: Isolation) -> Self {
         self.with_overrides(|overrides| overrides.isolation = Some(isolation.name().to_owned()))
@@ -358,7 +358,12 @@ impl Prepared {
             kv_blocks = plan.num_blocks,
             "loading the model"
         );
-        let spec = ensemble_spec(topology, &checkpoint, plan, step_limit, processes);
+        // Children shall open the very cards that were looked at here, however their driver numbers them.
+        let devices = match (&cards, &processes) {
+            (Some(cards), Some(_)) => cards.by_uuid(topology.devices()),
+            _ => topology.devices().to_vec(),
+        };
+        let spec = ensemble_spec(topology, &checkpoint, plan, step_limit, &devices, processes);
         let (tokenizer, template) = texts(&checkpoint)?;
         let model_name = topology.served_model_name().to_owned();
         let metrics = EngineMetrics::new(&model_name, spec.replicas(), &spec.cache)?;
@@ -371,6 +376,7 @@ fn ensemble_spec(
     checkpoint: &Arc<Checkpoint>,
     plan: Plan,
     step_limit: Duration,
+    devices: &[DeviceSpec],
     processes: Option<Arc<Processes>>,
 ) -> EnsembleSpec {
     let block_size = topology.block_size();
@@ -409,8 +415,8 @@ fn ensemble_spec(
             max_waiting_requests: topology.max_waiting_requests(),
             priority_aging_ms: topology.priority_aging_ms(),
         },
-        factories: topology
-            .replica_devices()
+        factories: devices
+            .chunks_exact(topology.tensor_parallel_size())
             .map(|devices| isolated(factory(devices), processes.as_ref()))
             .collect(),
     }

@@ -61,6 +61,14 @@ impl Cards {
         Ok(Some(Cards { cards }))
     }
 
+    /// The same by identity, which is theirs in any process, as `wanted` names them by number.
+    pub(super) fn by_uuid(&self, wanted: &[DeviceSpec]) -> Vec<DeviceSpec> {
+        let named = |(card, wanted): (&Card, &DeviceSpec)| {
+            DeviceSpec::parse(&format!("cuda:{}", card.facts.uuid)).unwrap_or(*wanted)
+        };
+        self.cards.iter().zip(wanted).map(named).collect()
+    }
+
     /// The same for a planner, one for each rank: where several replicas have such a rank, the card that has least
     /// left.
     pub(super) fn devices(&self, ranks: usize) -> Vec<RankDevice> {

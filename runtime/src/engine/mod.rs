@@ -13,7 +13,7 @@ mod options;
 mod plan;
 mod sizing;
 #[cfg(test)]
-mod software_driver_tests;
+pub(crate) mod software_driver_tests;
 mod stream;
 mod submit;
 #[cfg(test)]

@@ -18,7 +18,7 @@ use consort_parallel::{
 use super::{builder::open, cards::Cards, host, sizing};
 use crate::{
     error::{DeviceError, EngineError},
-    topology::{self, Computed, Rest, Topology, Violation},
+    topology::{self, Computed, Isolation, Rest, Topology, Violation},
 };
 
 const MAX_MODEL_LEN: &str = "model.max_model_len";
@@ -194,6 +194,7 @@ fn request(topology: &Topology, checkpoint: &Checkpoint, dtype: DType, max_model
             max_num_seqs: topology.max_num_seqs(),
             max_num_batched_tokens: topology.max_num_batched_tokens(),
             is_batch_invariant: topology.batch_invariant(),
+            separate_processes: topology.isolation() == Isolation::Process,
         },
         utilization: Some(topology.gpu_memory_utilization()),
         kv_bytes: topology.kv_cache_memory_bytes(),
@@ -312,6 +313,7 @@ pub(super) fn load_options(
         num_blocks,
         step_limit: STEP_LIMIT,
         deterministic: topology.batch_invariant(),
+        separate_processes: topology.isolation() == Isolation::Process,
     }
 }
 

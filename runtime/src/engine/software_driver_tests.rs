@@ -17,16 +17,16 @@ use crate::{
     topology::Environment,
 };
 
-const THREE: (&str, &str) = ("CONSORT_SOFTWARE_DRIVER_DEVICES", "3");
+pub(crate) const THREE: (&str, &str) = ("CONSORT_SOFTWARE_DRIVER_DEVICES", "3");
 
-fn checkpoint() -> TempDir {
+pub(crate) fn checkpoint() -> TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder");
     testing::write_checkpoint(folder.path());
     folder
 }
 
 /// The tiny model in bfloat16, on CPUs or on cards; steps of few tokens, so that prompts come in parts.
-fn tiny(folder: &TempDir, devices: &str) -> EngineBuilder {
+pub(crate) fn tiny(folder: &TempDir, devices: &str) -> EngineBuilder {
     let devices = devices.to_owned();
     Engine::builder()
         .model(folder.path())
@@ -38,7 +38,7 @@ fn tiny(folder: &TempDir, devices: &str) -> EngineBuilder {
         .with_overrides(move |overrides| overrides.devices = Some(devices))
 }
 
-fn greedy(max_tokens: usize) -> GenerateOptions {
+pub(crate) fn greedy(max_tokens: usize) -> GenerateOptions {
     GenerateOptions {
         max_tokens: Some(max_tokens),
         temperature: Some(0.0),
@@ -48,11 +48,11 @@ fn greedy(max_tokens: usize) -> GenerateOptions {
     }
 }
 
-fn block_on<F: Future>(future: F) -> F::Output {
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     tokio::runtime::Runtime::new().expect("a runtime").block_on(future)
 }
 
-async fn answer(engine: &Engine, prompt: &str, options: GenerateOptions) -> Vec<u32> {
+pub(crate) async fn answer(engine: &Engine, prompt: &str, options: GenerateOptions) -> Vec<u32> {
     let stream = engine.generate(prompt, options).expect("admitted");
     let done = stream.collect().await.expect("it ends well");
     assert_eq!(done.finish.reason, FinishReason::Length);
@@ -60,7 +60,7 @@ async fn answer(engine: &Engine, prompt: &str, options: GenerateOptions) -> Vec<
 }
 
 /// Greedy tokens and, of each, how far the runner-up is behind.
-async fn with_margins(engine: &Engine, prompt: &str, tokens: usize) -> Vec<(u32, f32)> {
+pub(crate) async fn with_margins(engine: &Engine, prompt: &str, tokens: usize) -> Vec<(u32, f32)> {
     let mut stream = engine.generate(prompt, greedy(tokens)).expect("admitted");
     let mut found = Vec::new();
     while let Some(event) = stream.next().await {
@@ -73,6 +73,18 @@ async fn with_margins(engine: &Engine, prompt: &str, tokens: usize) -> Vec<(u32,
     }
     assert_eq!(found.len(), tokens);
     found
+}
+
+/// What [`with_margins`] found on these devices, against what it found on the CPU.
+pub(crate) fn assert_same_but_near_ties(devices: &str, got: &[(u32, f32)], expected: &[(u32, f32)]) {
+    // Both round the same inputs of the same products to BF16: only near ties may go the other way, and then what
+    // follows is another text.
+    let differs = got.iter().zip(expected).position(|((token, _), (theirs, _))| token != theirs);
+    if let Some(at) = differs {
+        let ((token, _), (theirs, margin)) = (got[at], expected[at]);
+        assert!(at >= 6, "{devices}: too few tokens are compared");
+        assert!(margin < 0.05, "{devices}: {token} instead of {theirs}, {margin} ahead");
+    }
 }
 
 #[test]
@@ -90,14 +102,7 @@ fn software_driver_engines_on_one_and_three_devices_say_what_the_cpu_says() {
                 let engine = tiny(&folder, devices).start().await.expect("it starts");
                 let got = with_margins(&engine, prompt, 24).await;
                 engine.shutdown(Duration::from_secs(5)).await;
-                // Both round the same inputs of the same products to BF16: only near ties may go the other way, and
-                // then what follows is another text.
-                let differs = got.iter().zip(&expected).position(|((token, _), (theirs, _))| token != theirs);
-                if let Some(at) = differs {
-                    let ((token, _), (theirs, margin)) = (got[at], expected[at]);
-                    assert!(at >= 6, "{devices}: too few tokens are compared");
-                    assert!(margin < 0.05, "{devices}: {token} instead of {theirs}, {margin} ahead");
-                }
+                assert_same_but_near_ties(devices, &got, &expected);
             }
         });
     });
@@ -108,7 +113,7 @@ fn software_driver_engines_on_one_and_three_devices_say_what_the_cpu_says() {
 
 /// Answers `requests` at once, one of which is given up, and then each alone; asserts that they are the same. Returns
 /// how often a sequence had to give way.
-async fn together_and_alone(engine: &Engine, requests: &[(String, GenerateOptions)]) -> u64 {
+pub(crate) async fn together_and_alone(engine: &Engine, requests: &[(String, GenerateOptions)]) -> u64 {
     let given_up = async {
         let mut stream = engine.generate("this one is given up", greedy(40)).expect("admitted");
         stream.next().await.expect("it begins").expect("well");
@@ -123,7 +128,7 @@ async fn together_and_alone(engine: &Engine, requests: &[(String, GenerateOption
 }
 
 /// Prompts of several lengths, drawn in several ways.
-fn requests(count: usize, tokens: usize) -> Vec<(String, GenerateOptions)> {
+pub(crate) fn requests(count: usize, tokens: usize) -> Vec<(String, GenerateOptions)> {
     (0..count)
         .map(|at| {
             let options = GenerateOptions {

@@ -56,6 +56,10 @@ impl Blueprint {
         }
     }
 
+    pub(super) fn is_on_cpu(&self) -> bool {
+        DeviceSpec::parse(&self.device).is_ok_and(|device| device.is_cpu())
+    }
+
     /// The factory of this one rank, with the checkpoint opened anew.
     pub(super) fn into_factory(self, rank: Rank) -> Result<ModelFactory, ShardError> {
         let path = PathBuf::from(OsString::from_vec(self.model));

@@ -9,7 +9,7 @@ use consort_parallel::{
 };
 
 use super::{Processes, blueprint::Blueprint, remote::RemoteExecutor};
-use crate::engine::ModelFactory;
+use crate::{engine::ModelFactory, topology::DeviceSpec};
 
 /// Builds the ranks of one replica as processes.
 pub(crate) struct ProcessFactory {
@@ -25,7 +25,12 @@ impl ProcessFactory {
 
 impl ShardFactory for ProcessFactory {
     fn collective(&self, ranks: usize) -> Result<Vec<Box<dyn Collective>>, ShardError> {
-        let seats = SharedMemoryGroup::create(ranks).map_err(ShardError::load)?;
+        // Ranks on cards give each other descriptors of their memory.
+        let seats = match self.model.devices.iter().all(DeviceSpec::is_cpu) {
+            true => SharedMemoryGroup::create(ranks),
+            false => SharedMemoryGroup::create_with_mailboxes(ranks),
+        };
+        let seats = seats.map_err(ShardError::load)?;
         Ok(seats.into_iter().map(|seat| Box::new(seat) as Box<dyn Collective>).collect())
     }
 

@@ -20,7 +20,7 @@ use wincode::{
 use super::blueprint::Blueprint;
 
 /// Version of the messages below. Two builds that share it may still differ: see [`Hello`].
-pub(super) const PROTOCOL: u8 = 1;
+pub(super) const PROTOCOL: u8 = 2;
 
 /// Largest frame. The largest plan begins as many sequences as there may be and names their cached tokens, four bytes
 /// each; this is sixteen million of them. A longer one is refused by whoever would send it, and a length beyond it
@@ -53,14 +53,14 @@ impl Hello {
 /// What a rank's process is told.
 #[derive(Debug, PartialEq, SchemaRead, SchemaWrite)]
 pub(super) enum ToShard {
-    /// Load. The group's segment of memory comes with it.
+    /// Load. Descriptors of the rank's place in the group come with it.
     Build(Box<Build>),
     /// Meet the other ranks.
     Join,
     /// Carry out a step behind those that were told before.
     Begin(Arc<StepPlan>),
-    /// Enter a new epoch with the segment that comes with it, keeping the weights.
-    Rejoin { epoch: Epoch },
+    /// Enter a new epoch with the place that so many descriptors stand for, keeping the weights.
+    Rejoin { epoch: Epoch, descriptors: u8 },
     /// The engine is there, and has absorbed so many steps of this process.
     Beat { absorbed: u64 },
     /// Nothing is wanted any more.
@@ -72,6 +72,8 @@ pub(super) enum ToShard {
 pub(super) struct Build {
     pub(super) rank: consort_parallel::ids::Rank,
     pub(super) blueprint: Blueprint,
+    /// How many come with it: the group's segment of memory, and the rank's mailbox where there is one.
+    pub(super) descriptors: u8,
     /// What it should log: 0 nothing, 1 errors, up to 5.
     pub(super) log_level: u8,
 }

@@ -3,8 +3,9 @@
 //!
 //! In the engine each rank keeps its thread, whose [`remote`] executor asks a child process for what the rank is to
 //! do. The child ([`worker`]) runs the same model as a thread would. They speak in frames ([`frame`]) over one Unix
-//! socket, which the child inherits as its standard input; the ranks exchange activations through shared memory, of
-//! which a new segment comes with each epoch.
+//! socket, which the child inherits as its standard input. Ranks on CPUs exchange activations through shared memory, of
+//! which a new segment comes with each epoch. Ranks on GPUs only meet there: they map each other's device memory, whose
+//! descriptors they exchange through mailboxes that come with the segment. Each process opens its own card and no other.
 //!
 //! * [`factory`]: makes the group's shared memory, and a process for each rank.
 //! * [`spawn`]: children, and that none outlives its use.
@@ -43,6 +44,10 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// shared memory, which is that of a layer.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
+/// The same for a rank on a GPU: its process looks when the device has ended the step that it is in, whose kernels leave
+/// their waits for others at once and compute on to its end.
+const DEVICE_ANSWER_MAX: Duration = Duration::from_secs(20);
+
 /// How long a process may take to say which build it is. It has only been loaded by then.
 const GREETING_MAX: Duration = Duration::from_secs(10);
 
@@ -54,6 +59,7 @@ const STOP_MAX: Duration = Duration::from_secs(5);
 struct WorkSettings {
     silence_max: Duration,
     answer_max: Duration,
+    device_answer_max: Duration,
     greeting_max: Duration,
     stop_max: Duration,
     build: [u8; 16],
@@ -64,6 +70,7 @@ impl Default for WorkSettings {
         Self {
             silence_max: SILENCE_MAX,
             answer_max: ANSWER_MAX,
+            device_answer_max: DEVICE_ANSWER_MAX,
             greeting_max: GREETING_MAX,
             stop_max: STOP_MAX,
             build: build(),

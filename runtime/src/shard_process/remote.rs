@@ -90,8 +90,10 @@ impl Place {
         Self { seat, is_aborted }
     }
 
-    fn descriptor(&self) -> std::io::Result<OwnedFd> {
-        self.seat.descriptor().try_clone_to_owned()
+    /// What its process needs to take it.
+    fn descriptors(&self) -> std::io::Result<Vec<OwnedFd>> {
+        let all = std::iter::once(self.seat.descriptor()).chain(self.seat.mailbox());
+        all.map(|descriptor| descriptor.try_clone_to_owned()).collect()
     }
 
     fn is_aborted(&self) -> bool {
@@ -106,6 +108,8 @@ pub(super) struct RemoteExecutor {
     reader: FrameReader,
     writer: FrameWriter,
     settings: WorkSettings,
+    /// How long it may take to answer once its group is aborted.
+    answer_max: Duration,
     place: Place,
     progress: ProgressReporter,
     doing: Doing,
@@ -141,6 +145,10 @@ impl RemoteExecutor {
             reader: FrameReader::new(Arc::clone(&socket)),
             writer: FrameWriter::new(Arc::clone(&socket)),
             socket,
+            answer_max: match blueprint.is_on_cpu() {
+                true => processes.settings.answer_max,
+                false => processes.settings.device_answer_max,
+            },
             settings: processes.settings.clone(),
             place: Place::new(seat),
             progress: progress.clone(),
@@ -157,9 +165,11 @@ impl RemoteExecutor {
         };
         executor.greet(processes)?;
         let log_level = log::wanted_level();
-        let segment = executor.segment()?;
+        let place = executor.descriptors()?;
+        let descriptors = place.len() as u8;
         executor.doing = Doing::Loading;
-        executor.tell(&ToShard::Build(Box::new(Build { rank, blueprint, log_level })), Some(segment))?;
+        let build = Box::new(Build { rank, blueprint, descriptors, log_level });
+        executor.tell(&ToShard::Build(build), place)?;
         match executor.answer()? {
             ToParent::Built { weight_bytes, kv_bytes } => {
                 (executor.weight_bytes, executor.kv_bytes) = (weight_bytes, kv_bytes);
@@ -173,7 +183,7 @@ impl RemoteExecutor {
     /// Finds out whether the process is a shard of the same build.
     fn greet(&mut self, processes: &Processes) -> Result<(), ShardError> {
         let ours = self.settings.build;
-        self.writer.push(&Hello::of(ours), None).map_err(|source| self.frame(source))?;
+        self.writer.push(&Hello::of(ours), Vec::new()).map_err(|source| self.frame(source))?;
         let mut waited = Waited::new();
         let executable = || processes.command.shown();
         let hello = loop {
@@ -213,13 +223,14 @@ impl RemoteExecutor {
         Ok(())
     }
 
-    fn segment(&mut self) -> Result<OwnedFd, ShardError> {
+    /// No more than a message may have, so their number fits any.
+    fn descriptors(&mut self) -> Result<Vec<OwnedFd>, ShardError> {
         let (pid, doing) = (self.process.pid(), self.doing);
-        self.place.descriptor().map_err(|source| ProcessError::Socket { pid, doing, source }.into())
+        self.place.descriptors().map_err(|source| ProcessError::Socket { pid, doing, source }.into())
     }
 
-    fn tell(&mut self, message: &ToShard, descriptor: Option<OwnedFd>) -> Result<(), ShardError> {
-        self.writer.push(message, descriptor).map_err(|source| self.frame(source))?;
+    fn tell(&mut self, message: &ToShard, descriptors: Vec<OwnedFd>) -> Result<(), ShardError> {
+        self.writer.push(message, descriptors).map_err(|source| self.frame(source))?;
         self.told = Instant::now();
         // If the other side is gone, the next look finds its last words.
         self.writer.flush(Wait::Never).map_err(|source| self.frame(source))?;
@@ -330,7 +341,7 @@ impl RemoteExecutor {
             self.overdue.start_anew();
             return Ok(());
         }
-        let limit = self.settings.answer_max;
+        let limit = self.answer_max;
         if self.overdue.longer_than(limit) {
             return Err(self.lose(|lost| ProcessError::Deaf {
                 pid: lost.process.pid(),
@@ -386,7 +397,7 @@ impl RemoteExecutor {
 impl ShardExecutor for RemoteExecutor {
     fn join(&mut self) -> Result<(), ShardError> {
         self.doing = Doing::Joining;
-        self.tell(&ToShard::Join, None)?;
+        self.tell(&ToShard::Join, Vec::new())?;
         let answer = self.answer()?;
         let outcome = match answer {
             ToParent::Joined => Ok(()),
@@ -416,7 +427,7 @@ impl ShardExecutor for RemoteExecutor {
             }
         }
         if self.told.elapsed() >= BEAT_PERIOD && self.writer.is_empty() {
-            self.tell(&ToShard::Beat { absorbed: self.absorbed }, None)?;
+            self.tell(&ToShard::Beat { absorbed: self.absorbed }, Vec::new())?;
         }
         Ok(Some(CHECK_PERIOD))
     }
@@ -439,8 +450,8 @@ impl ShardExecutor for RemoteExecutor {
         self.cut_short = None;
         self.doing = Doing::Rejoining;
         self.place = Place::new(seat);
-        let segment = self.segment()?;
-        self.tell(&ToShard::Rejoin { epoch }, Some(segment))?;
+        let place = self.descriptors()?;
+        self.tell(&ToShard::Rejoin { epoch, descriptors: place.len() as u8 }, place)?;
         loop {
             match self.answer()? {
                 ToParent::Rejoined { epoch: entered, weight_bytes, kv_bytes } if entered == epoch => {
@@ -473,7 +484,7 @@ impl Pipeline for RemoteExecutor {
         }
         self.under_way.push_back((plan.epoch, plan.step));
         self.turn();
-        self.tell(&ToShard::Begin(Arc::clone(plan)), None)
+        self.tell(&ToShard::Begin(Arc::clone(plan)), Vec::new())
     }
 
     fn finish(&mut self, patience: Duration) -> Result<Option<StepResult>, ShardError> {
@@ -498,7 +509,7 @@ impl Pipeline for RemoteExecutor {
 impl Drop for RemoteExecutor {
     /// Lets the process give back what it holds in order, if it does so soon.
     fn drop(&mut self) {
-        if self.is_lost || self.tell(&ToShard::Stop, None).is_err() {
+        if self.is_lost || self.tell(&ToShard::Stop, Vec::new()).is_err() {
             return;
         }
         let limit = self.settings.stop_max;

@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
+use consort_parallel::collective::MAILBOX_RANKS_MAX;
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     io::Errno,
@@ -26,8 +27,11 @@ use super::frame::{FrameError, Wire, codec, decode, encode};
 /// Bytes taken from the socket at a time: a usual step fits many times over.
 const READ_BYTES: usize = 64 << 10;
 
-/// Descriptors that may wait for their frames. A message has at most one.
-const DESCRIPTORS_MAX: usize = 4;
+/// Descriptors of one message at most: a group's segment of memory, and a rank's mailbox.
+pub(super) const DESCRIPTORS_MAX: usize = 1 + MAILBOX_RANKS_MAX;
+
+/// Descriptors that may wait for their frames: those of a message, and of one that comes before it is looked at.
+const DESCRIPTORS_WAITING_MAX: usize = 2 * DESCRIPTORS_MAX;
 
 /// Whether an operation may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +88,7 @@ impl FrameReader {
                 self.descriptors.extend(descriptors);
             }
         }
-        if self.descriptors.len() > DESCRIPTORS_MAX {
+        if self.descriptors.len() > DESCRIPTORS_WAITING_MAX {
             return Err(FrameError::Descriptors);
         }
         self.buffer.extend_from_slice(&self.scratch[..bytes]);
@@ -99,16 +103,18 @@ impl FrameReader {
         decode(&mut self.codec, &mut self.buffer)
     }
 
-    /// The descriptor that came with the last message.
-    pub(super) fn descriptor(&mut self) -> Option<OwnedFd> {
-        self.descriptors.pop_front()
+    /// The descriptors that came with the last message, which says how many; `None` where not all have come.
+    pub(super) fn descriptors(&mut self, count: u8) -> Option<Vec<OwnedFd>> {
+        let count = usize::from(count);
+        (count <= self.descriptors.len()).then(|| self.descriptors.drain(..count).collect())
     }
 }
 
 /// A frame on its way, or the rest of one.
 struct Outgoing {
     bytes: Bytes,
-    descriptor: Option<OwnedFd>,
+    /// Up to [`DESCRIPTORS_MAX`].
+    descriptors: Vec<OwnedFd>,
 }
 
 /// Puts frames into a socket.
@@ -124,12 +130,15 @@ impl FrameWriter {
     }
 
     /// Puts a message behind those that wait. Whoever calls bounds their number by what the protocol allows under way.
-    pub(super) fn push<M>(&mut self, message: &M, descriptor: Option<OwnedFd>) -> Result<(), FrameError>
+    pub(super) fn push<M>(&mut self, message: &M, descriptors: Vec<OwnedFd>) -> Result<(), FrameError>
     where
         M: SchemaWrite<Wire, Src = M>,
     {
+        if descriptors.len() > DESCRIPTORS_MAX {
+            return Err(FrameError::Descriptors);
+        }
         let bytes = encode(&mut self.codec, message)?;
-        self.queue.push_back(Outgoing { bytes, descriptor });
+        self.queue.push_back(Outgoing { bytes, descriptors });
         Ok(())
     }
 
@@ -142,16 +151,16 @@ impl FrameWriter {
         let mut flags = SendFlags::NOSIGNAL;
         flags.set(SendFlags::DONTWAIT, wait == Wait::Never);
         while let Some(first) = self.queue.front_mut() {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
-            let borrowed = first.descriptor.as_ref().map(AsFd::as_fd);
-            if let Some(descriptor) = &borrowed {
-                ancillary.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(descriptor)));
+            let borrowed: Vec<_> = first.descriptors.iter().map(AsFd::as_fd).collect();
+            if !borrowed.is_empty() {
+                ancillary.push(SendAncillaryMessage::ScmRights(&borrowed));
             }
             match sendmsg(self.socket.as_fd(), &[IoSlice::new(&first.bytes)], &mut ancillary, flags) {
                 Ok(sent) => {
-                    // It went with the first of the bytes.
-                    first.descriptor = None;
+                    // They went with the first of the bytes.
+                    first.descriptors.clear();
                     first.bytes.advance(sent);
                     if first.bytes.is_empty() {
                         self.queue.pop_front();

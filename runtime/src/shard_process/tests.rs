@@ -1,6 +1,7 @@
 //! Ranks that are processes of this very test program, which runs as a shard where a test below calls
 //! [`shard_status`].
 
+mod cards;
 mod dispatch;
 mod frames;
 mod leaks;
@@ -89,6 +90,7 @@ fn model_factory(folder: &TempDir, ranks: usize) -> ModelFactory {
         num_blocks: 64,
         step_limit: STEP_LIMIT,
         deterministic: true,
+        separate_processes: false,
     };
     ModelFactory {
         checkpoint,

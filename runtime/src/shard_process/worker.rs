@@ -67,10 +67,10 @@ enum WorkerError {
     Shard(#[from] ShardError),
     #[error("the engine sent {0}")]
     Frame(#[from] FrameError),
-    #[error("the group's memory cannot be used: {0}")]
+    #[error("the rank's place in its group cannot be taken: {0}")]
     Segment(#[from] SharedMemoryError),
-    #[error("the engine sent no descriptor of the group's memory")]
-    NoSegment,
+    #[error("the engine's descriptors of the rank's place in its group have not all come")]
+    NoPlace,
     #[error("the engine asked for {0} before anything was loaded")]
     Order(&'static str),
     #[error("the engine does not begin as engines do")]
@@ -212,7 +212,7 @@ struct Outbox {
 
 impl Outbox {
     fn say(&self, message: &ToParent) -> Result<(), FrameError> {
-        self.push(|writer| writer.push(message, None))
+        self.push(|writer| writer.push(message, Vec::new()))
     }
 
     fn push(&self, push: impl FnOnce(&mut FrameWriter) -> Result<(), FrameError>) -> Result<(), FrameError> {
@@ -256,7 +256,7 @@ impl Worker {
     /// False if the engine is gone already.
     fn greet(&mut self) -> Result<bool, WorkerError> {
         let ours = Hello::of(super::build());
-        self.outbox.push(|writer| writer.push(&ours, None))?;
+        self.outbox.push(|writer| writer.push(&ours, Vec::new()))?;
         let theirs = loop {
             if let Some(hello) = self.reader.message::<Hello>()? {
                 break hello;
@@ -281,7 +281,7 @@ impl Worker {
                 Next::Message(ToShard::Build(build)) => self.load(*build)?,
                 Next::Message(ToShard::Join) => self.join()?,
                 Next::Message(ToShard::Begin(plan)) => self.begin(&plan)?,
-                Next::Message(ToShard::Rejoin { epoch }) => self.rejoin(epoch)?,
+                Next::Message(ToShard::Rejoin { epoch, descriptors }) => self.rejoin(epoch, descriptors)?,
                 Next::Message(ToShard::Beat { absorbed }) => {
                     tracing::trace!(absorbed, "the engine is there");
                 }
@@ -313,9 +313,12 @@ impl Worker {
         }
     }
 
-    fn segment(&mut self, rank: Rank) -> Result<Box<SharedMemory>, WorkerError> {
-        let descriptor = self.reader.descriptor().ok_or(WorkerError::NoSegment)?;
-        Ok(Box::new(SharedMemory::attach(descriptor, rank)?))
+    /// The rank's place in its group, which so many descriptors stand for.
+    fn place(&mut self, rank: Rank, descriptors: u8) -> Result<Box<SharedMemory>, WorkerError> {
+        let descriptors = self.reader.descriptors(descriptors).ok_or(WorkerError::NoPlace)?;
+        let mut descriptors = descriptors.into_iter();
+        let segment = descriptors.next().ok_or(WorkerError::NoPlace)?;
+        Ok(Box::new(SharedMemory::attach(segment, rank)?.with_mailbox(descriptors.collect())?))
     }
 
     fn loaded(&mut self, order: &'static str) -> Result<&mut Loaded, WorkerError> {
@@ -323,9 +326,9 @@ impl Worker {
     }
 
     fn load(&mut self, build: Build) -> Result<(), WorkerError> {
-        let Build { rank, blueprint, log_level } = build;
+        let Build { rank, blueprint, descriptors, log_level } = build;
         log::log_to_parent(log_level);
-        let comm = self.segment(rank)?;
+        let comm = self.place(rank, descriptors)?;
         let factory = blueprint.into_factory(rank)?;
         let progress = reporter(rank, &self.outbox);
         let executor = factory.build(rank, comm, &progress)?;
@@ -383,9 +386,9 @@ impl Worker {
         Ok(self.outbox.say(&answer)?)
     }
 
-    fn rejoin(&mut self, epoch: Epoch) -> Result<(), WorkerError> {
+    fn rejoin(&mut self, epoch: Epoch, descriptors: u8) -> Result<(), WorkerError> {
         let rank = self.loaded("a new epoch")?.rank;
-        let comm = self.segment(rank)?;
+        let comm = self.place(rank, descriptors)?;
         self.under_way = 0;
         let mut loaded = self.rank.take().ok_or(WorkerError::Order("a new epoch"))?;
         loaded.executor = match loaded.executor.rejoin(epoch, comm)? {

@@ -89,7 +89,8 @@ impl DType {
     }
 }
 
-/// What separates ranks from each other and from the engine. Tokens are the same with either.
+/// What separates ranks from each other and from the engine. Tokens are the same with either. Threads where nobody
+/// says, but for `consort serve` on GPUs, whose ranks are processes then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Isolation {

@@ -44,6 +44,9 @@ pub struct Overrides {
     pub batch_invariant: Option<bool>,
     /// Replaces `parallel.isolation`.
     pub isolation: Option<String>,
+    /// Has ranks on GPUs be processes where nobody says what separates ranks, as `consort serve` does. Programs that
+    /// embed an engine must do something for that, so they ask for it.
+    pub isolates_gpus: bool,
     /// Replaces all `[[node]]` by one with these `devices`, with commas between, and the number of ranks of lower
     /// layers.
     pub devices: Option<String>,
@@ -178,6 +181,7 @@ pub(super) fn apply(
             value::of_text(slot, key.name, text, origin, violations);
         }
     }
+    raw.parallel.isolates_gpus = overrides.isolates_gpus;
     if overrides.without_server {
         raw.server = RawServer::default();
     }

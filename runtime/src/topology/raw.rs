@@ -76,6 +76,8 @@ pub(super) struct RawParallel {
     pub(super) batch_invariant: Leaf<bool>,
     /// What separates ranks: `thread` or `process`.
     pub(super) isolation: Leaf<String>,
+    /// Whether ranks on GPUs are processes where nobody says what separates them; never in a file.
+    pub(super) isolates_gpus: bool,
 }
 
 /// Where it runs: one host of the ensemble.

@@ -91,7 +91,12 @@ pub(super) fn validate(
         model::served_name(raw.model.served_model_name.take(), &model_path, &mut fields.violations);
     let Placement { devices, replicas } = devices::placement(&raw.parallel, &raw.node, &mut fields);
     let weights = devices::weights(&raw, devices.len() / replicas, &mut fields.violations);
-    let isolation = words::isolation(&raw.parallel.isolation, &devices, &mut fields.violations);
+    let isolation = words::isolation(
+        &raw.parallel.isolation,
+        raw.parallel.isolates_gpus,
+        &devices,
+        &mut fields.violations,
+    );
     let cpu_isa = words::cpu_isa(&raw.parallel.cpu_isa, &mut fields.violations);
     let threads_per_rank =
         fields.optional_count("parallel.threads_per_rank", &raw.parallel.threads_per_rank, THREADS_MAX);

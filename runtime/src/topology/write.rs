@@ -6,7 +6,7 @@ use consort_kernels::device::Isa;
 use toml::Value;
 
 use super::{
-    Topology,
+    Isolation, Topology,
     excerpt::{is_obeyed, shown_path},
 };
 
@@ -132,7 +132,9 @@ impl Sections<'_> {
             (None, None) => {}
         }
         self.batch_invariant(computed.is_some());
-        self.text("parallel.isolation", topology.isolation.name(), "");
+        let is_served = topology.isolation == Isolation::Process;
+        let origin = is_served.then_some("the default of `consort serve` on GPUs");
+        self.line_of("parallel.isolation", &text(topology.isolation.name()), "", origin);
         let devices = topology.devices.iter().map(|device| Value::String(device.to_string())).collect();
         let devices = Value::Array(devices).to_string();
         if has_devices {

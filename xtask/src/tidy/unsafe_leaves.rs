@@ -39,7 +39,7 @@ pub(super) const LEAVES: &[&str] = &[
     "parallel/tests/reference/cuda/",
     "kernels/src/attention/cuda/tests/frames.rs",
     // Ranks that read each other's device memory.
-    "parallel/src/model/cuda/group.rs",
+    "parallel/src/model/cuda/meeting.rs",
     "cluster-tests/device-check/src/parts/all_reduce/ranks.rs",
     "kernels/src/embedding/cuda.rs",
     "kernels/src/kv_copy/cuda.rs",
@@ -61,6 +61,7 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/src/cuda/device/offload.rs",
     "kernels/src/cuda/device/staging.rs",
     "kernels/src/cuda/device/tests/operations.rs",
+    "kernels/src/cuda/device/tests/sharing.rs",
     "kernels/src/cuda/device/transfer.rs",
     "kernels/src/cuda/device/uploader.rs",
     "kernels/src/cuda/device/words.rs",

@@ -55,8 +55,8 @@ const std::map<int, int>& attributes() {
         {95, 1},                           // cooperative launches
         {97, SHARED_BYTES_MAX},            // shared memory that a block may ask for
         {99, 1},                           // registers the host's memory
-        {102, 1},                          // virtual memory management
-        {103, 1},                          // handles that are file descriptors
+        {102, settings().shares},          // virtual memory management
+        {103, settings().shares},          // handles that are file descriptors
         {106, BLOCKS_A_MULTIPROCESSOR_MAX},
         {111, SHARED_BYTES_RESERVED},
         {115, 1},                          // cuMemAllocAsync

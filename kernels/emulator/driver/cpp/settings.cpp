@@ -56,6 +56,7 @@ Settings read() {
     all.trace = number("TRACE", 0, 0, 1) != 0;
     all.strict = number("STRICT", 1, 0, 1) != 0;
     all.report = text("REPORT");
+    all.shares = number("SHARES", 1, 0, 1) != 0;
     read_order(all);
     return all;
 }

@@ -9,6 +9,7 @@
 #include "api.h"
 #include "history.h"
 #include "memory.h"
+#include "settings.h"
 #include "space.h"
 
 namespace software {
@@ -118,6 +119,7 @@ API cuMemCreate(std::uint64_t* out, std::size_t bytes, const MemoryProperties* p
     return initialised(__func__, [&](Call&) -> int {
         if (!out || !properties || flags || !whole(bytes) || properties->type != MEMORY_PINNED) return INVALID_VALUE;
         if (properties->handle_types & ~HANDLE_POSIX_FILE) return NOT_SUPPORTED;
+        if (properties->handle_types && !settings().shares) return NOT_SUPPORTED;
         Device* device = device_of(properties->location);
         if (!device) return INVALID_DEVICE;
         if (bytes > device->memory_bytes - device->used) return OUT_OF_MEMORY;

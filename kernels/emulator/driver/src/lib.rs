@@ -13,6 +13,7 @@
 //! | `LAG_MS` | when it runs although nobody waits for it | 20 |
 //! | `CAPABILITY` | compute capability, as 90 | 90 |
 //! | `FAULTS` | `cuLaunchKernel:7=700,cuMemAlloc_v2:2=2`: the n-th call fails so; see below | |
+//! | `SHARES` | 0: no memory can be shared with other processes | 1 |
 //! | `TRACE` | 1: tell on stderr what runs | 0 |
 //! | `STRICT` | 0: violations are counted only, instead of ending the process | 1 |
 //! | `REPORT` | file for the [`Report`] at the process's end; `%p` is the process's number | |

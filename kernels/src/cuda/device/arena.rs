@@ -3,7 +3,10 @@
 
 use std::{fmt, marker::PhantomData, ops::Range, sync::Arc};
 
-use super::{CudaDevice, CudaError, lock, raw::DeviceMemory};
+use super::{
+    CudaDevice, CudaError, lock,
+    raw::{DeviceMemory, SharedMemory},
+};
 use crate::{
     buffer::Plain,
     cuda::{DeviceSlice, DeviceSliceMut},
@@ -47,8 +50,57 @@ pub struct DeviceBuffer<T> {
 
 /// The allocation, if there is anything in it, and what waits for its last use.
 pub(super) struct ArenaMemory {
-    memory: Option<DeviceMemory>,
+    memory: Option<Memory>,
     device: Arc<CudaDevice>,
+}
+
+/// Memory that a device's kernels use.
+pub(super) enum Memory {
+    /// Of this process alone.
+    Own(DeviceMemory),
+    /// That other processes may map, or one of them has made.
+    Shared(SharedMemory),
+}
+
+impl Memory {
+    fn address(&self) -> u64 {
+        match self {
+            Memory::Own(memory) => memory.address(),
+            Memory::Shared(memory) => memory.address(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Memory::Own(memory) => memory.bytes(),
+            Memory::Shared(memory) => memory.bytes(),
+        }
+    }
+}
+
+impl ArenaMemory {
+    /// Memory that stays until nobody holds it, no graph that was recorded meanwhile either, and the device's work has
+    /// ended.
+    pub(super) fn keep(memory: Option<Memory>, device: &Arc<CudaDevice>) -> Arc<ArenaMemory> {
+        let memory = Arc::new(ArenaMemory { memory, device: device.clone() });
+        let mut arenas = lock(&device.arenas);
+        arenas.retain(|arena| arena.strong_count() > 0);
+        arenas.push(Arc::downgrade(&memory));
+        memory
+    }
+
+    /// Where it is, if there is anything in it.
+    pub(super) fn address(&self) -> u64 {
+        self.memory.as_ref().map_or(0, Memory::address)
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.memory.as_ref().map_or(0, |memory| memory.bytes() as u64)
+    }
+
+    pub(super) fn memory(&self) -> Option<&Memory> {
+        self.memory.as_ref()
+    }
 }
 
 impl ArenaPlan {
@@ -74,11 +126,22 @@ impl ArenaPlan {
 
     /// Takes all of it at once. The error names the bytes wanted and free, and the largest parts.
     pub fn allocate(self, device: &Arc<CudaDevice>) -> Result<Arena, CudaError> {
+        self.allocate_by(device, |bytes, doing| {
+            DeviceMemory::new(&device.context, bytes, doing).map(Memory::Own)
+        })
+    }
+
+    /// [`ArenaPlan::allocate`] by a function of bytes, more than none, and of what they are for.
+    pub(super) fn allocate_by(
+        self,
+        device: &Arc<CudaDevice>,
+        allocate: impl FnOnce(usize, &str) -> Result<Memory, CudaError>,
+    ) -> Result<Arena, CudaError> {
         let ArenaPlan { parts, bytes, identity } = self;
         let memory = match usize::try_from(bytes) {
             Ok(0) => None,
             Ok(wanted) if bytes < u64::MAX => {
-                let made = DeviceMemory::new(&device.context, wanted, "allocate the memory of a shard");
+                let made = allocate(wanted, "allocate the memory of a shard");
                 Some(made.map_err(|error| with_parts(error, &parts))?)
             }
             _ => return Err(beyond_all_memory(device, bytes, &parts)),
@@ -87,11 +150,7 @@ impl ArenaPlan {
             // SAFETY: memory that nobody else knows yet; what uses it later comes after this on the same stream.
             unsafe { device.compute.zero(memory.address(), memory.bytes(), "zero the memory of a shard")? };
         }
-        let memory = Arc::new(ArenaMemory { memory, device: device.clone() });
-        let mut arenas = lock(&device.arenas);
-        arenas.retain(|arena| arena.strong_count() > 0);
-        arenas.push(Arc::downgrade(&memory));
-        Ok(Arena { memory, plan: identity })
+        Ok(Arena { memory: ArenaMemory::keep(memory, device), plan: identity })
     }
 }
 
@@ -123,18 +182,21 @@ impl Arena {
     pub fn buffer<T: Plain>(&self, reservation: Reservation<T>) -> DeviceBuffer<T> {
         let Reservation { offset, len, plan, element } = reservation;
         assert!(Arc::ptr_eq(&plan, &self.plan), "a reservation of another plan");
-        let start = self.memory.memory.as_ref().map_or(0, DeviceMemory::address);
-        DeviceBuffer { memory: self.memory.clone(), address: start + offset, len, element }
+        DeviceBuffer { memory: self.memory.clone(), address: self.memory.address() + offset, len, element }
     }
 
     /// Bytes of it.
     pub fn bytes(&self) -> u64 {
-        self.memory.memory.as_ref().map_or(0, |memory| memory.bytes() as u64)
+        self.memory.bytes()
     }
 
     /// Whose memory it is.
     pub fn device(&self) -> &Arc<CudaDevice> {
         &self.memory.device
+    }
+
+    pub(super) fn memory(&self) -> &ArenaMemory {
+        &self.memory
     }
 }
 
@@ -195,8 +257,7 @@ impl Drop for ArenaMemory {
 
 impl fmt::Debug for ArenaMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = self.memory.as_ref().map_or(0, DeviceMemory::bytes);
-        f.debug_struct("ArenaMemory").field("bytes", &bytes).finish_non_exhaustive()
+        f.debug_struct("ArenaMemory").field("bytes", &self.bytes()).finish_non_exhaustive()
     }
 }
 

@@ -98,6 +98,17 @@ pub enum CudaError {
         /// How long, rounded up.
         seconds: u64,
     },
+    /// Memory of a device that other processes cannot be given.
+    #[error(
+        "{device} cannot share memory with ranks in other processes: {reason}; use isolation = \"thread\", with which \
+         all ranks are in one"
+    )]
+    Unshared {
+        /// The device.
+        device: String,
+        /// What is missing.
+        reason: String,
+    },
     /// Kernels that cannot be had for a device.
     #[error("{device}: no kernels of {text}: {reason}")]
     Kernels {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`CudaDevice`] | one device: a stream that computes, one that copies, its kernels; a [`Launcher`] |
 //! | [`ArenaPlan`], [`Arena`], [`DeviceBuffer`] | all memory of a shard from one allocation, sized by computation |
+//! | [`ArenaPlan::allocate_shared`], [`PeerMemory`] | an arena that ranks in other processes map |
 //! | [`HostWords`] | words of the host that kernels watch |
 //! | [`Uploader`] | weights to the device, by several threads |
 //! | [`PageOffload`] | pages of the KV cache to page-locked memory and back, beside the work that computes |
@@ -31,6 +32,7 @@ mod offload;
 mod open;
 mod raw;
 mod selector;
+mod shared;
 mod staging;
 mod transfer;
 mod uploader;
@@ -46,6 +48,7 @@ pub use facts::{
 pub use graph::Graph;
 pub use offload::PageOffload;
 pub use selector::{Selector, SelectorError, Uuid};
+pub use shared::{PeerMemory, SHARED_GRANULARITY};
 pub use uploader::{Progress, Upload, UploadError, Uploader};
 pub use words::HostWords;
 

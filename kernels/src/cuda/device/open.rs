@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::{
-    CudaDevice, CudaError, DeviceFacts, Selector, facts,
+    CudaDevice, CudaError, DeviceFacts, Selector, Uuid, facts,
     kernels::Kernels,
     matrix::MatrixLibrary,
     raw::{Context, Stream, driver, facts::Handle, matrix},
@@ -52,13 +52,39 @@ impl CudaDevice {
     }
 
     /// Lets kernels here use memory of another device that this process has open. Nothing happens where it is this one.
-    pub fn reach(&self, ordinal: u32) -> Result<(), CudaError> {
-        if self.facts.ordinal == ordinal {
+    pub fn reach(&self, peer: Uuid) -> Result<(), CudaError> {
+        if self.facts.uuid == peer {
             return Ok(());
         }
-        let other = Context::retain(Handle::of(ordinal)?)?;
+        let other = Context::retain(known(peer)?)?;
         self.context.enable_peer(&other)
     }
+
+    /// Whether kernels here can use what another process shares of a peer's memory, or why not. Opens nothing.
+    pub fn check_reaches(&self, peer: Uuid) -> Result<(), CudaError> {
+        if self.facts.uuid == peer {
+            return Ok(());
+        }
+        let other = known(peer)?;
+        match self.context.reaches(other)? {
+            true => Ok(()),
+            false => Err(CudaError::NoDevice {
+                wanted: format!("cuda:{}", other.ordinal),
+                reason: format!("kernels of cuda:{} cannot use its memory", self.facts.ordinal),
+            }),
+        }
+    }
+}
+
+/// The device of that identity, as this process numbers it.
+fn known(wanted: Uuid) -> Result<Handle, CudaError> {
+    for handle in Handle::all()? {
+        if handle.uuid()? == wanted {
+            return Ok(handle);
+        }
+    }
+    let reason = "a peer computes on it, and it is not among the devices of this process".to_owned();
+    Err(CudaError::NoDevice { wanted: wanted.to_string(), reason })
 }
 
 /// What its kernels are compiled for.
@@ -96,7 +122,6 @@ fn select(selector: &Selector, handles: &[Handle]) -> Result<Handle, CudaError> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::device::Uuid;
 
     #[test]
     fn a_device_older_than_the_kernels_is_refused_by_name() {

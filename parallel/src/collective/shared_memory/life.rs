@@ -100,7 +100,8 @@ impl Life {
         self.watch();
     }
 
-    /// Work that ranks of this process share. Those elsewhere have their own: memory is not shared with them.
+    /// Work that ranks of this process share. Those elsewhere have their own: what they map
+    /// stays theirs whatever becomes of this process.
     pub(super) fn shared_work(self: &Arc<Self>) -> SharedWork {
         self.watch();
         self.work.clone()

@@ -1,11 +1,11 @@
 //! The side of a rank that computes.
 
 use std::{
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, atomic::Ordering::*},
 };
 
-use super::{SharedMemoryError, life::Life, segment::Segment};
+use super::{SharedMemoryError, life::Life, mailbox::Mailbox, segment::Segment};
 use crate::{
     collective::{
         AbortHandle, AbortNotice, Collective, CollectiveError, SharedWork,
@@ -17,11 +17,13 @@ use crate::{
 /// One rank of a group whose others may be in other processes. Dropping it ends the group: a rank that is gone will
 /// not come to a meeting.
 ///
-/// Its [`SharedWork`] is of this process alone: ranks elsewhere do not touch this one's device memory, nor it theirs.
+/// Its [`SharedWork`] is of this process alone. Device memory that ranks elsewhere touch is memory that all of them map,
+/// and which the end of one takes from nobody: nobody waits for that.
 pub struct SharedMemory {
     life: Arc<Life>,
     rank: Rank,
     parity: usize,
+    mailbox: Option<Mailbox>,
 }
 
 impl SharedMemory {
@@ -35,7 +37,22 @@ impl SharedMemory {
         if segment.claim(rank.index()).compare_exchange(0, 1, SeqCst, SeqCst).is_err() {
             return Err(SharedMemoryError::Taken { rank });
         }
-        Ok(SharedMemory { life: Life::new(segment, rank.index()), rank, parity: 0 })
+        Ok(SharedMemory { life: Life::new(segment, rank.index()), rank, parity: 0, mailbox: None })
+    }
+
+    /// With the seat's [`mailbox`](super::Seat::mailbox), so that descriptors can be exchanged; the same without any.
+    pub fn with_mailbox(mut self, descriptors: Vec<OwnedFd>) -> Result<Self, SharedMemoryError> {
+        if !descriptors.is_empty() {
+            self.mailbox = Some(Mailbox::new(self.rank, self.life.segment().ranks(), descriptors)?);
+        }
+        Ok(self)
+    }
+
+    /// Ends the group: descriptors that did not reach everybody will not do so later.
+    fn without_descriptors(&self, problem: String) -> CollectiveError {
+        let error = CollectiveError::Descriptors { rank: self.rank, problem };
+        self.life.abort(&error.to_string());
+        error
     }
 }
 
@@ -111,6 +128,22 @@ impl Collective for SharedMemory {
 
     fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
         board::exchange(self, mine)
+    }
+
+    fn exchange_descriptors(&mut self, mine: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>, CollectiveError> {
+        let sent = match &self.mailbox {
+            Some(mailbox) => mailbox.send(mine),
+            None => Err("its group was made without mailboxes".to_owned()),
+        };
+        sent.map_err(|problem| self.without_descriptors(problem))?;
+        // All have sent when all have come here.
+        let met = board::barrier(self);
+        let Some(mailbox) = &self.mailbox else { return met.map(|()| Vec::new()) };
+        if met.is_err() {
+            mailbox.empty();
+        }
+        met?;
+        mailbox.take().map_err(|problem| self.without_descriptors(problem))
     }
 
     fn abort_handle(&self) -> AbortHandle {

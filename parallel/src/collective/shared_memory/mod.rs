@@ -16,6 +16,7 @@
 //! | `segment.rs` | a segment as it is mapped, and the typed ways into it |
 //! | `meeting.rs` | the meeting point: counters and a word to sleep on |
 //! | `life.rs` | what one process holds of one segment: aborts, and who is told of them |
+//! | `mailbox.rs` | how descriptors come from each rank to every other, where a group is made for it |
 //! | `member.rs`, `seat.rs` | the two sides of a rank |
 
 // These reach memory that other processes write.
@@ -27,6 +28,7 @@ mod member;
 mod segment;
 
 mod layout;
+mod mailbox;
 mod meeting;
 mod seat;
 #[cfg(test)]
@@ -35,6 +37,7 @@ mod tests;
 use std::io;
 
 pub use layout::RANKS_MAX;
+pub use mailbox::MAILBOX_RANKS_MAX;
 pub use member::SharedMemory;
 pub use seat::{Seat, SharedMemoryGroup};
 
@@ -48,6 +51,24 @@ pub enum SharedMemoryError {
     Ranks {
         /// How many were asked for.
         ranks: usize,
+    },
+    /// No group with mailboxes has so many.
+    #[error("{ranks} ranks cannot send descriptors to each other: a group in which they do has {MAILBOX_RANKS_MAX} at most")]
+    MailboxRanks {
+        /// How many were asked for.
+        ranks: usize,
+    },
+    /// The system has no sockets for them.
+    #[error("cannot make the mailboxes of a group's ranks{hint}", hint = hint(source))]
+    Mailboxes {
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Descriptors that are not a rank's mailbox.
+    #[error("these descriptors are not the mailbox of a rank: {problem}")]
+    NotAMailbox {
+        /// What is wrong with them.
+        problem: String,
     },
     /// The system refuses something.
     #[error("cannot {action} the shared memory of a group{hint}", hint = hint(source))]

@@ -5,7 +5,12 @@ use std::{
     sync::Arc,
 };
 
-use super::{SharedMemoryError, life::Life, segment::Segment};
+use super::{
+    SharedMemoryError,
+    life::Life,
+    mailbox::{self, Pair},
+    segment::Segment,
+};
 use crate::{
     collective::{AbortHandle, AbortNotice, Collective, CollectiveError, SharedWork},
     ids::Rank,
@@ -17,8 +22,18 @@ pub struct SharedMemoryGroup(());
 impl SharedMemoryGroup {
     /// A group of `size` ranks; element `r` of the result is the seat of rank `r`.
     pub fn create(size: usize) -> Result<Vec<Seat>, SharedMemoryError> {
+        Self::seats(size, Vec::new())
+    }
+
+    /// The same with mailboxes, so that ranks can exchange descriptors: of
+    /// [`MAILBOX_RANKS_MAX`](super::MAILBOX_RANKS_MAX) ranks at most.
+    pub fn create_with_mailboxes(size: usize) -> Result<Vec<Seat>, SharedMemoryError> {
+        Self::seats(size, mailbox::pairs(size)?)
+    }
+
+    fn seats(size: usize, mailboxes: Vec<Pair>) -> Result<Vec<Seat>, SharedMemoryError> {
         let (descriptor, segment) = Segment::create(size)?;
-        let held = Arc::new(Held { life: Life::new(segment, size), descriptor });
+        let held = Arc::new(Held { life: Life::new(segment, size), descriptor, mailboxes });
         Ok((0..size).map(|rank| Seat { held: Arc::clone(&held), rank: Rank(rank as u16) }).collect())
     }
 }
@@ -27,6 +42,8 @@ impl SharedMemoryGroup {
 struct Held {
     life: Arc<Life>,
     descriptor: OwnedFd,
+    /// Of each rank, or none.
+    mailboxes: Vec<Pair>,
 }
 
 /// A rank's place in a group for whoever has it computed by another process: it can end the group and be told of its
@@ -41,6 +58,12 @@ impl Seat {
     /// handed on.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.held.descriptor.as_fd()
+    }
+
+    /// What that process gives [`SharedMemory::with_mailbox`](super::SharedMemory::with_mailbox), as many as there are
+    /// ranks; none where the group has no mailboxes.
+    pub fn mailbox(&self) -> Vec<BorrowedFd<'_>> {
+        mailbox::descriptors(&self.held.mailboxes, self.rank)
     }
 
     fn refuse<T>(&self, operation: &'static str) -> Result<T, CollectiveError> {
@@ -75,6 +98,10 @@ impl Collective for Seat {
 
     fn exchange(&mut self, _mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
         self.refuse("exchange")
+    }
+
+    fn exchange_descriptors(&mut self, _mine: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>, CollectiveError> {
+        self.refuse("exchange_descriptors")
     }
 
     fn abort_handle(&self) -> AbortHandle {

@@ -4,7 +4,7 @@ use consort_kernels::{
     KernelError,
     all_reduce::cuda::AREA_WORDS,
     cuda::{
-        device::{Arena, ArenaPlan, DeviceBuffer, Reservation},
+        device::{DeviceBuffer, Reservation},
         row_stride,
     },
     element::bf16,
@@ -13,6 +13,7 @@ use consort_kernels::{
 };
 
 use super::{
+    arenas::{Arenas, Plans},
     numbers::StepNumbers,
     shape::{LOGIT_ROWS_MAX, RankShape},
 };
@@ -20,9 +21,11 @@ use super::{
 /// Changes of logits of one group of rows at most; a row alone may need as many as there are tokens.
 const LOGIT_CHANGES_MIN: usize = 1 << 16;
 
-/// Declares the buffers once: as they are planned, and as they are placed.
+/// Declares the buffers once: as they are planned, and as they are placed. `met` are those that other ranks touch.
 macro_rules! buffers {
-    ($($(#[$doc:meta])* $name:ident: $element:ty, $what:literal;)*) => {
+    (@of $all:ident) => { $all.own };
+    (@of $all:ident met) => { $all.met() };
+    ($($(#[$doc:meta])* $name:ident: $element:ty, $what:literal $(, $met:ident)?;)*) => {
         /// The buffers before there is memory for them.
         pub(super) struct BufferPlan {
             $($name: Reservation<$element>,)*
@@ -34,13 +37,13 @@ macro_rules! buffers {
         }
 
         impl BufferPlan {
-            fn reserve(arena: &mut ArenaPlan, lengths: &Lengths) -> BufferPlan {
-                BufferPlan { $($name: arena.reserve(lengths.$name, $what),)* }
+            fn reserve(plans: &mut Plans, lengths: &Lengths) -> BufferPlan {
+                BufferPlan { $($name: buffers!(@of plans $($met)?).reserve(lengths.$name, $what),)* }
             }
 
-            /// The same in the arena.
-            pub(super) fn place(self, arena: &Arena) -> Buffers {
-                Buffers { $($name: arena.buffer(self.$name),)* }
+            /// The same in the arenas.
+            pub(super) fn place(self, arenas: &Arenas) -> Buffers {
+                Buffers { $($name: buffers!(@of arenas $($met)?).buffer(self.$name),)* }
             }
         }
 
@@ -82,9 +85,9 @@ buffers! {
     products: f32, "partial sums of products";
     arrivals: u32, "arrivals of blocks";
     /// What this rank adds to a sum over ranks, or its part of the logits: read by all ranks.
-    exchange: f32, "what ranks exchange";
+    exchange: f32, "what ranks exchange", met;
     /// What ranks tell each other of it.
-    area: u32, "the ranks' meeting place";
+    area: u32, "the ranks' meeting place", met;
     /// `[rows, row_stride(hidden)]`: normalised hidden states of the output rows.
     kept: bf16, "kept hidden states";
     /// `[logit rows, vocabulary]`.
@@ -108,7 +111,7 @@ buffers! {
 impl BufferPlan {
     /// Reserves what `shape` needs, with `scratch` for its products.
     pub(super) fn new(
-        arena: &mut ArenaPlan,
+        plans: &mut Plans,
         shape: &RankShape,
         scratch: WorkspaceLen,
     ) -> Result<BufferPlan, KernelError> {
@@ -148,7 +151,7 @@ impl BufferPlan {
             summary_scratch: sampling::summary_scratch_words(logit_rows, shape.vocabulary, sampling::TOP_MAX),
             summaries: logit_rows * sampling::Summary::words(sampling::TOP_MAX),
         };
-        Ok(BufferPlan::reserve(arena, &lengths))
+        Ok(BufferPlan::reserve(plans, &lengths))
     }
 }
 

@@ -1,15 +1,19 @@
 //! A rank among others: where their memory is, and how a wait for one that does not come ends.
-#![allow(unsafe_code)]
 
 use std::{sync::Arc, time::Duration};
 
 use consort_kernels::{
     KernelError,
-    all_reduce::cuda::{AREA_WORDS, PeerAddresses, Peers, STOP_WORDS, Stopped, Why},
+    all_reduce::cuda::{AREA_WORDS, Peers, STOP_WORDS, Stopped, Why},
     cuda::device::{CudaDevice, CudaError, DeviceBuffer, HostWords},
 };
 
-use super::{super::ModelError, buffers::Buffers};
+use super::{
+    super::ModelError,
+    arenas::Arenas,
+    buffers::Buffers,
+    meeting::{self, Mapped},
+};
 use crate::{
     collective::{AbortHandle, Collective, SharedWork, WorkUnderWay},
     ids::Rank,
@@ -20,23 +24,11 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 /// The same for a device that was late already.
 const LATE_SETTLE_LIMIT: Duration = Duration::from_secs(2);
 
-/// What a rank tells the others when they meet.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Introduction {
-    /// Addresses mean the same only within one process.
-    process: u32,
-    ordinal: u32,
-    multiprocessors: u32,
-    capacity: u64,
-    buffer: u64,
-    area: u64,
-}
-
-const INTRODUCTION_BYTES: usize = 36;
-
 /// The present life of the group; nothing of an earlier one.
 pub(super) struct Group {
     pub(super) peers: Peers,
+    /// Memory of other processes at whose addresses the peers are.
+    _mapped: Mapped,
     /// Kernels of this rank leave their waits when it is set.
     _abort: Arc<HostWords>,
     abort_handle: AbortHandle,
@@ -50,43 +42,11 @@ impl Group {
     pub(super) fn join(
         device: &Arc<CudaDevice>,
         buffers: &mut Buffers,
+        arenas: &Arenas,
         comm: &mut dyn Collective,
     ) -> Result<Group, ModelError> {
-        // Nobody writes to an area any more once all ranks have come here, and to none before all are zeroed.
-        comm.barrier()?;
-        device.zero(buffers.area.all_mut())?;
-        device.synchronize("zero what ranks meet in", SETTLE_LIMIT).map_err(KernelError::from)?;
         let abort = Arc::new(HostWords::new(device, 1).map_err(KernelError::from)?);
-        let mine = Introduction {
-            process: std::process::id(),
-            ordinal: device.facts().ordinal,
-            multiprocessors: device.facts().multiprocessors,
-            capacity: buffers.exchange.len() as u64,
-            buffer: buffers.exchange.address(),
-            area: buffers.area.address(),
-        };
-        let met = comm.exchange(&mine.to_bytes())?;
-        let met = met.iter().map(|bytes| Introduction::of_bytes(bytes)).collect::<Option<Vec<_>>>();
-        let met = met.ok_or_else(|| refusal("a rank introduced itself with something else".to_owned()))?;
-        for peer in &met {
-            if peer.process != mine.process {
-                let (process, ours) = (peer.process, mine.process);
-                return Err(refusal(format!(
-                    "a rank in process {process} cannot share memory with one in process {ours}"
-                )));
-            }
-            device.reach(peer.ordinal).map_err(KernelError::from)?;
-        }
-        let addresses: Vec<PeerAddresses> =
-            met.iter().map(|peer| PeerAddresses { buffer: peer.buffer, area: peer.area }).collect();
-        let capacity = met.iter().map(|peer| peer.capacity).min().unwrap_or(0);
-        let multiprocessors = met.iter().map(|peer| peer.multiprocessors).min().unwrap_or(0);
-        let rank = comm.rank().index();
-        // SAFETY: all ranks are in this process, each rank's buffers live until its model is dropped, which waits for
-        // the device; a rank that ends aborts the group first, and kernels that wait for it leave. Every rank launches
-        // the same operations in the same order, since all get the same steps.
-        let peers =
-            unsafe { Peers::new(rank, &addresses, capacity as usize, abort.address(0), multiprocessors)? };
+        let (peers, mapped) = meeting::meet(device, buffers, arenas, abort.address(0), comm)?;
         // The group may keep the notice for longer than the device lives.
         let word = Arc::downgrade(&abort);
         comm.on_abort(Box::new(move || {
@@ -96,6 +56,7 @@ impl Group {
         }));
         Ok(Group {
             peers,
+            _mapped: mapped,
             _abort: abort,
             abort_handle: comm.abort_handle(),
             work: comm.shared_work(),
@@ -188,47 +149,4 @@ impl Group {
 
 pub(super) fn refusal(reason: String) -> ModelError {
     KernelError::Unsupported { operation: "meeting of ranks", reason }.into()
-}
-
-impl Introduction {
-    fn to_bytes(self) -> Vec<u8> {
-        let Introduction { process, ordinal, multiprocessors, capacity, buffer, area } = self;
-        let short = [process, ordinal, multiprocessors].into_iter().flat_map(u32::to_le_bytes);
-        short.chain([capacity, buffer, area].into_iter().flat_map(u64::to_le_bytes)).collect()
-    }
-
-    fn of_bytes(bytes: &[u8]) -> Option<Introduction> {
-        let bytes: &[u8; INTRODUCTION_BYTES] = bytes.try_into().ok()?;
-        let short = |at: usize| bytes[at..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
-        let long = |at: usize| bytes[at..].first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-        Some(Introduction {
-            process: short(0)?,
-            ordinal: short(4)?,
-            multiprocessors: short(8)?,
-            capacity: long(12)?,
-            buffer: long(20)?,
-            area: long(28)?,
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranks_understand_each_others_introductions_and_nothing_else() {
-        let introduction = Introduction {
-            process: 7,
-            ordinal: 2,
-            multiprocessors: 132,
-            capacity: 1 << 40,
-            buffer: 0x7f00_0000_1000,
-            area: u64::MAX,
-        };
-        let bytes = introduction.to_bytes();
-        assert_eq!(Introduction::of_bytes(&bytes), Some(introduction));
-        assert_eq!(Introduction::of_bytes(&bytes[1..]), None);
-        assert_eq!(Introduction::of_bytes(&[&bytes[..], &[0]].concat()), None);
-    }
 }

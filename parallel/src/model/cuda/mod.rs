@@ -3,18 +3,20 @@
 //! | file | what it is |
 //! |---|---|
 //! | `shape` | sizes, known before there is memory |
-//! | `weights`, `buffers` | one arena: planned, taken at once, filled |
+//! | `weights`, `buffers`, `arenas` | one arena, or two: planned, taken at once, filled |
 //! | `numbers` | what a step tells the device |
 //! | `step` | the launches, once for all: enqueued, or recorded for a graph |
-//! | `group` | the ranks' memory and how waits end |
+//! | `group`, `meeting` | the ranks' memory and how waits end |
 //! | `draws` | tokens and log-probabilities |
 //!
 //! Decodes are replayed from graphs, one for each [frame](consort_kernels::attention::cuda::Frame) of batch and length,
 //! recorded when it is first needed. All else is launched step by step.
 
+mod arenas;
 mod buffers;
 mod draws;
 mod group;
+mod meeting;
 mod numbers;
 mod shape;
 mod step;
@@ -32,12 +34,13 @@ use consort_kernels::{
     attention::cuda::Frame,
     cuda::{
         Launcher,
-        device::{Arena, ArenaPlan, CudaDevice, CudaError, DeviceBuffer, Graph, UploadError, Uploader},
+        device::{ArenaPlan, CudaDevice, CudaError, DeviceBuffer, Graph, UploadError, Uploader},
     },
     element::bf16,
 };
 
 use self::{
+    arenas::{Arenas, Plans},
     buffers::{BufferPlan, Buffers},
     draws::Rows,
     group::Group,
@@ -82,7 +85,7 @@ pub(super) struct CudaLlama {
     shape: RankShape,
     weights: Weights,
     buffers: Buffers,
-    arena: Arena,
+    arenas: Arenas,
     /// `None` before the first meeting, and for a rank alone.
     group: Option<Group>,
     kv_layout: KvLayout,
@@ -166,13 +169,13 @@ pub fn memory(
     let mut arena = ArenaPlan::new();
     WeightPlan::new(&mut arena, config, partition.share(rank));
     let weight_bytes = arena.bytes();
-    let mut arena = ArenaPlan::new();
-    plan(&mut arena, config, partition, rank, options, multiprocessors)?;
-    Ok(ModelMemory { weight_bytes, workspace_bytes: arena.bytes() - weight_bytes })
+    let mut plans = Plans::new(partition.size(), options);
+    plan(&mut plans, config, partition, rank, options, multiprocessors)?;
+    Ok(ModelMemory { weight_bytes, workspace_bytes: plans.bytes() - weight_bytes })
 }
 
 fn plan(
-    arena: &mut ArenaPlan,
+    plans: &mut Plans,
     config: &ModelConfig,
     partition: &Partition,
     rank: Rank,
@@ -180,9 +183,9 @@ fn plan(
     multiprocessors: u32,
 ) -> Result<(RankShape, WeightPlan, BufferPlan), KernelError> {
     let shape = RankShape::new(config, partition, rank, options, multiprocessors)?;
-    let weights = WeightPlan::new(arena, config, partition.share(rank));
+    let weights = WeightPlan::new(&mut plans.own, config, partition.share(rank));
     let scratch = shape.linear_scratch(weights.shapes(), multiprocessors)?;
-    let buffers = BufferPlan::new(arena, &shape, scratch)?;
+    let buffers = BufferPlan::new(plans, &shape, scratch)?;
     Ok((shape, weights, buffers))
 }
 
@@ -202,11 +205,11 @@ impl CudaLlama {
             return Err(KernelError::Unsupported { operation: "load", reason }.into());
         }
         device.load_all().map_err(KernelError::from)?;
-        let mut arena = ArenaPlan::new();
+        let mut plans = Plans::new(partition.size(), options);
         let multiprocessors = device.multiprocessors();
-        let (shape, weights, buffers) = plan(&mut arena, config, partition, rank, options, multiprocessors)?;
-        let arena = arena.allocate(device).map_err(KernelError::from)?;
-        let (mut weights, mut buffers) = (weights.place(&arena), buffers.place(&arena));
+        let (shape, weights, buffers) = plan(&mut plans, config, partition, rank, options, multiprocessors)?;
+        let arenas = plans.allocate(device).map_err(KernelError::from)?;
+        let (mut weights, mut buffers) = (weights.place(&arenas.own), buffers.place(&arenas));
         upload(device, &mut weights, checkpoint, progress)?;
         device.upload(&shape.frequencies, buffers.frequencies.all_mut())?;
         step::rehearse_products(&**device, &shape, &weights, &mut buffers)?;
@@ -218,7 +221,7 @@ impl CudaLlama {
             shape,
             weights,
             buffers,
-            arena,
+            arenas,
             group: None,
             max_batch_tokens: options.max_batch_tokens,
             step_limit: options.step_limit,
@@ -320,7 +323,7 @@ impl Model for CudaLlama {
             ));
         }
         if comm.size() > 1 {
-            let joined = Group::join(&self.device, &mut self.buffers, comm);
+            let joined = Group::join(&self.device, &mut self.buffers, &self.arenas, comm);
             if joined.is_err() {
                 // Others may know the addresses already.
                 Group::give_up(&self.device, comm);
@@ -414,7 +417,7 @@ impl Model for CudaLlama {
     }
 
     fn workspace_bytes(&self) -> u64 {
-        self.arena.bytes() - self.weights.bytes()
+        self.arenas.bytes() - self.weights.bytes()
     }
 }
 

@@ -155,6 +155,8 @@ fn by_shape(
                     .max_num_batched_tokens
                     .unwrap_or_else(|| BATCHED_TOKENS_ON_CARDS.max(max_num_seqs)),
                 is_batch_invariant: false,
+                // As a server's ranks on cards are.
+                separate_processes: true,
             },
             utilization: args.gpu_memory_utilization,
             kv_bytes: args.kv_cache_memory_bytes,
@@ -208,6 +210,7 @@ fn overrides(args: &PlanArgs) -> Overrides {
         max_num_batched_tokens: args.max_num_batched_tokens,
         // The server's address and key have nothing to do with memory.
         without_server: true,
+        isolates_gpus: true,
         ..Overrides::default()
     }
 }

@@ -309,8 +309,11 @@ fn an_emitted_topology_says_all_that_the_planned_one_says() {
         let overrides = Overrides {
             devices: Some(devices.to_owned()),
             weights: weights.map(str::to_owned),
+            // As a server on cards has it.
+            isolates_gpus: true,
             ..Overrides::default()
         };
+        assert!(text.contains("isolation = \"process\"\n"), "{text}");
         assert_eq!(taken(&text), expected(&overrides), "{text}");
         served(&text).expect(&text);
     }

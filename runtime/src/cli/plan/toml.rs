@@ -10,7 +10,7 @@ use super::{
     report::not_served,
     request::{Asked, Served, Source},
 };
-use crate::topology::Overrides;
+use crate::topology::{Isolation, Overrides};
 
 /// Steps of a utilization that is written.
 const UTILIZATION_STEPS: f64 = 1000.0;
@@ -65,6 +65,7 @@ fn written(out: &mut String, plan: &Plan, model_path: &str) {
         "[parallel]\ntensor_parallel_size = {ranks}\ndata_parallel_size = {}",
         request.replicas
     );
+    let _ = writeln!(out, "isolation = {}", text(Isolation::Process.name()));
     let _ = writeln!(out, "[[node]]\ndevices = {}", Value::Array(devices));
     let _ = writeln!(out, "[cache]\nblock_size = {}", limits.block_size);
     if let Some(bytes) = request.kv_bytes {

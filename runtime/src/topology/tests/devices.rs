@@ -1,7 +1,7 @@
 //! GPUs: how they are named, and what may stand beside each other.
 
 use super::{MODEL, Overrides, Place, Topology, lines};
-use crate::topology::{CudaCard, DeviceSpec};
+use crate::topology::{CudaCard, DeviceSpec, Isolation};
 
 const UUID: &str = "GPU-5d4c7b1e-00aa-4f7e-9c3b-0123456789ab";
 
@@ -220,4 +220,31 @@ fn yes_and_no_are_written_as_each_layer_writes_them() {
     assert!(in_file("batch_invariant = 2").ends_with("; give true or false, such as true"));
     assert!(in_file("batch_invarient = true").ends_with("did you mean `batch_invariant`?"));
     assert!(in_file("deterministic = true").ends_with("did you mean `batch_invariant` in [parallel]?"));
+}
+
+#[test]
+fn ranks_on_gpus_are_processes_where_that_is_said_or_the_default_of_who_asks() {
+    let place = Place::new();
+    let with = |devices: &str, isolation: Option<&str>, isolates_gpus| {
+        let overrides = Overrides {
+            devices: Some(devices.to_owned()),
+            isolation: isolation.map(str::to_owned),
+            isolates_gpus,
+            ..Overrides::default()
+        };
+        place.layered("[model]\npath = \"tiny.gguf\"\n", &[], &overrides).unwrap()
+    };
+    for (devices, given, isolates_gpus, expected) in [
+        ("cuda:0,cuda:1", None, false, Isolation::Thread),
+        ("cuda:0,cuda:1", None, true, Isolation::Process),
+        ("cuda:0,cuda:1", Some("thread"), true, Isolation::Thread),
+        ("cuda:0,cuda:1", Some("process"), false, Isolation::Process),
+        ("cpu,cpu", None, true, Isolation::Thread),
+        ("cpu,cpu", Some("process"), false, Isolation::Process),
+    ] {
+        let isolation = with(devices, given, isolates_gpus).isolation();
+        assert_eq!(isolation, expected, "{devices} {given:?} {isolates_gpus}");
+    }
+    let written = with("cuda:0", None, true).to_toml();
+    assert!(written.contains("isolation = \"process\"\n"), "{written}");
 }

@@ -141,9 +141,7 @@ fn topology(place: &Place, seed: &Seed) -> Topology {
     }
     if seed.flags & 32 != 0 {
         builder = builder.batch_invariant(seed.choice.is_multiple_of(2));
-        // Ranks on GPUs are threads.
-        let word = if seed.flags & 64 == 0 { "process" } else { "thread" };
-        builder = builder.isolation(word);
+        builder = builder.isolation(["process", "thread"][seed.choice / 2 % 2]);
     }
     if seed.flags & 128 != 0 {
         let is_even = seed.choice.is_multiple_of(2);

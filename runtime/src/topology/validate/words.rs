@@ -56,24 +56,22 @@ const ISOLATION_ALIASES: [(&str, &str); 6] = [
     ("fork", "process"),
 ];
 
-/// What separates ranks. Ranks on GPUs share memory of one process, as long as nothing else of theirs crosses
-/// processes.
+/// What separates ranks. `isolates_gpus`: whether those on GPUs are processes where nobody says.
 pub(super) fn isolation(
     leaf: &Leaf<String>,
+    isolates_gpus: bool,
     devices: &[DeviceSpec],
     violations: &mut Violations,
 ) -> Isolation {
     const KEY: &str = "parallel.isolation";
-    let Some(given) = leaf else { return Isolation::default() };
+    let Some(given) = leaf else {
+        let is_process = isolates_gpus && !devices.iter().any(DeviceSpec::is_cpu);
+        return if is_process { Isolation::Process } else { Isolation::default() };
+    };
     let name = given.value.trim().to_lowercase();
     match name.as_str() {
         "thread" => Isolation::Thread,
-        "process" if devices.iter().all(DeviceSpec::is_cpu) => Isolation::Process,
-        "process" => {
-            let problem = "ranks on GPUs cannot be processes in this version".to_owned();
-            violations.add(KEY, &given.origin, problem, "use \"thread\", or \"cpu\" devices");
-            Isolation::default()
-        }
+        "process" => Isolation::Process,
         _ => {
             let problem = format!("\"{}\" separates no ranks", shown(&given.value));
             let remedy = suggest::for_word(&name, &ISOLATIONS, &ISOLATION_ALIASES);

@@ -140,6 +140,7 @@ impl Ranked {
             num_blocks: blocks,
             step_limit: STEP_LIMIT,
             deterministic: plan.deterministic,
+            separate_processes: false,
         };
         let mut model = load(device, plan.checkpoint, partition, rank, &options, &|_, _| {})?;
         model.join(&mut comm)?;

@@ -50,6 +50,10 @@ impl Context {
         self.device.ordinal
     }
 
+    pub(super) fn device(&self) -> Handle {
+        self.device
+    }
+
     pub(in crate::cuda::device) fn label(&self) -> &str {
         &self.label
     }
@@ -115,6 +119,11 @@ impl Context {
             Err(CudaError::Call { code: PEER_ACCESS_ALREADY_ENABLED, .. }) => Ok(()),
             enabled => enabled,
         }
+    }
+
+    /// Whether kernels of this context may be given memory of another device.
+    pub(in crate::cuda::device) fn reaches(&self, other: Handle) -> Result<bool, CudaError> {
+        self.device.reaches(other)
     }
 
     /// Makes it current on the thread.

@@ -101,6 +101,13 @@ impl Handle {
         Ok(reaches != 0)
     }
 
+    /// Whether its driver gives descriptors of its memory, which other processes can map.
+    pub(super) fn shares_memory(self) -> Result<bool, CudaError> {
+        let maps = Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+        let exports = Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+        Ok(self.attribute(maps)? != 0 && self.attribute(exports)? != 0)
+    }
+
     /// Whether atomic operations here work on memory of `other`.
     pub(in crate::cuda::device) fn has_atomics_on(self, other: Handle) -> Result<bool, CudaError> {
         let mut value: c_int = 0;

@@ -198,7 +198,7 @@ impl Stream {
 }
 
 /// An out-of-memory error with the bytes asked for.
-fn wanted(error: CudaError, bytes: usize) -> CudaError {
+pub(super) fn wanted(error: CudaError, bytes: usize) -> CudaError {
     match error {
         CudaError::OutOfMemory { device, doing, free, parts, .. } => {
             CudaError::OutOfMemory { device, doing, wanted: Some(bytes as u64), free, parts }

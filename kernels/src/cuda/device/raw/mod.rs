@@ -12,12 +12,14 @@ pub(super) mod matrix;
 mod memory;
 mod module;
 pub(super) mod nvml;
+mod shared;
 mod stream;
 
 pub(super) use context::Context;
 pub(super) use graph::{Capture, Executable};
 pub(super) use memory::{DeviceMemory, HostMemory};
 pub(super) use module::{Kernel, Module};
+pub(super) use shared::SharedMemory;
 pub(super) use stream::{Event, Stream};
 
 use std::ffi::{CStr, c_char};

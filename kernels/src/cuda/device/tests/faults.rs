@@ -91,8 +91,8 @@ fn software_driver_a_lost_device_opens_again_once_all_of_it_is_dropped() {
             [("CONSORT_SOFTWARE_DRIVER_FAULTS", &*faults), ("CONSORT_SOFTWARE_DRIVER_DEVICES", "2")];
         let report = report_of(module_path!(), test, &variables, |settings| {
             let (device, peer) = (open(settings, "cuda:0"), open(settings, "cuda:1"));
-            device.reach(1).unwrap();
-            peer.reach(0).unwrap();
+            device.reach(peer.facts().uuid).unwrap();
+            peer.reach(device.facts().uuid).unwrap();
             let given = Given::new(9);
             let mut step = Step::new(&device, &given);
             let words = HostWords::new(&device, 1).unwrap();
@@ -108,8 +108,8 @@ fn software_driver_a_lost_device_opens_again_once_all_of_it_is_dropped() {
             assert!(error.is_lost(), "{error}");
             drop(words);
             let device = open(settings, "cuda:0");
-            device.reach(1).unwrap();
-            peer.reach(0).unwrap();
+            device.reach(peer.facts().uuid).unwrap();
+            peer.reach(device.facts().uuid).unwrap();
             let mut step = Step::new(&device, &given);
             device.upload(&given.residual, step.residual.all_mut()).unwrap();
             step.launch(&*device).unwrap();

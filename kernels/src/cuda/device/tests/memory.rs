@@ -137,9 +137,9 @@ fn software_driver_peers_reach_each_other_more_than_once() {
         |settings| {
             let (first, second) = (open(settings, "cuda:0"), open(settings, "cuda:1"));
             for _ in 0..2 {
-                first.reach(second.facts().ordinal).unwrap();
-                second.reach(first.facts().ordinal).unwrap();
-                first.reach(first.facts().ordinal).unwrap();
+                first.reach(second.facts().uuid).unwrap();
+                second.reach(first.facts().uuid).unwrap();
+                first.reach(first.facts().uuid).unwrap();
             }
         },
     );

@@ -7,6 +7,7 @@ mod offload;
 mod opening;
 mod operations;
 mod products;
+mod sharing;
 mod uploads;
 
 use std::{env, sync::Arc, time::Duration};

@@ -1,0 +1,230 @@
+//! Ranks on cards, each in a process of its own, over the software driver: every process has a driver of its own, which
+//! reports what became of its memory.
+
+use std::path::Path;
+
+use consort_actors::GenerationError;
+use consort_software_driver::{Report, in_child};
+
+use super::*;
+use crate::{
+    engine::software_driver_tests::{
+        THREE, answer, assert_same_but_near_ties, block_on, requests, tiny as tiny_on, together_and_alone,
+        with_margins,
+    },
+    error::RequestError,
+};
+
+const CARDS: &str = "cuda:0,cuda:1,cuda:2";
+const REPORT: &str = "CONSORT_SOFTWARE_DRIVER_REPORT";
+
+/// Runs `body` over the software driver and returns what each process's driver reported: of those that ended in order.
+/// `None` in the process of the body.
+fn over_driver(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) -> Option<Vec<Report>> {
+    let test = format!("shard_process::tests::cards::{test}");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("%p.json").to_string_lossy().into_owned();
+    let mut environment = environment.to_vec();
+    environment.push((REPORT, &path));
+    in_child(&test, &environment, body);
+    if std::env::var_os("CONSORT_SOFTWARE_DRIVER_CHILD").is_some() {
+        return None;
+    }
+    let files = fs::read_dir(folder.path()).expect("it is there").flatten();
+    let reports: Vec<_> = files.map(|file| Report::read(&file.path()).expect("a whole report")).collect();
+    for report in &reports {
+        let calls = |name: &str| report.calls.get(name).copied().unwrap_or(0);
+        assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:#?}");
+        for (taken, given_back) in [
+            ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"),
+            ("cuMemMap", "cuMemUnmap"),
+            ("cuMemAddressReserve", "cuMemAddressFree"),
+        ] {
+            assert_eq!(calls(taken), calls(given_back), "{taken}: {report:#?}");
+        }
+        let held = calls("cuMemCreate") + calls("cuMemImportFromShareableHandle");
+        assert_eq!(held, calls("cuMemRelease"), "{report:#?}");
+    }
+    Some(reports)
+}
+
+fn calls(report: &Report, name: &str) -> u64 {
+    report.calls.get(name).copied().unwrap_or(0)
+}
+
+/// Patient with processes that share two cores with other tests, but for their silence.
+fn settings() -> WorkSettings {
+    WorkSettings {
+        silence_max: Duration::from_secs(4),
+        device_answer_max: Duration::from_secs(100),
+        stop_max: Duration::from_secs(60),
+        ..WorkSettings::default()
+    }
+}
+
+/// Three ranks on three cards.
+fn on_cards(folder: &TempDir) -> EngineBuilder {
+    tiny_on(folder, CARDS).max_model_len(512).batch_invariant(true)
+}
+
+fn isolated_on_cards(folder: &TempDir) -> EngineBuilder {
+    let processes = processes_of("the_program_of_a_rank", settings());
+    on_cards(folder).isolation(Isolation::Process).of_processes(&processes)
+}
+
+#[test]
+fn software_driver_three_cards_in_three_processes_say_what_three_threads_and_the_cpu_say() {
+    let test = "software_driver_three_cards_in_three_processes_say_what_three_threads_and_the_cpu_say";
+    let reports = over_driver(test, &[THREE], || {
+        block_on(async {
+            let folder = checkpoint();
+            let prompt = "the same prompt for all, longer than a step takes";
+            let cpu = tiny_on(&folder, "cpu").start().await.expect("it starts");
+            let of_cpu = with_margins(&cpu, prompt, 24).await;
+            cpu.shutdown(Duration::from_secs(5)).await;
+            let threads = on_cards(&folder).start().await.expect("threads start");
+            let alone = with_margins(&threads, prompt, 24).await;
+            let of_threads = mixed(&threads).await;
+            threads.shutdown(Duration::from_secs(5)).await;
+            let engine = isolated_on_cards(&folder).start().await.expect("processes start");
+            assert_eq!(shards().keys().copied().collect::<Vec<_>>(), [0, 1, 2]);
+            let got = with_margins(&engine, prompt, 24).await;
+            assert_eq!(got, alone);
+            assert_same_but_near_ties("three processes", &got, &of_cpu);
+            let of_processes = mixed(&engine).await;
+            for (of_thread, of_process) in of_threads.iter().zip(&of_processes) {
+                assert_eq!(of_thread.tokens, of_process.tokens);
+                assert_eq!(format!("{:?}", of_thread.logprobs), format!("{:?}", of_process.logprobs));
+                let (theirs, ours) = (&of_thread.prompt_logprobs, &of_process.prompt_logprobs);
+                assert_eq!(format!("{theirs:?}"), format!("{ours:?}"));
+            }
+            let ranks = engine.status().ensemble.ranks;
+            assert!(ranks.iter().all(|rank| rank.weight_bytes > 0 && rank.kv_bytes > 0), "{ranks:?}");
+            engine.shutdown(Duration::from_secs(5)).await;
+            until("all processes are gone", || shards().is_empty()).await;
+        });
+    });
+    let Some(reports) = reports else { return };
+    let ranks: Vec<_> = reports.iter().filter(|report| calls(report, "cuMemCreate") > 0).collect();
+    assert_eq!((reports.len(), ranks.len()), (4, 3), "{reports:#?}");
+    for rank in ranks {
+        assert!(rank.launches > 100 && rank.graph_launches > 40, "{rank:#?}");
+    }
+}
+
+#[test]
+fn software_driver_each_process_opens_its_own_card_and_the_engine_keeps_none() {
+    let test = "software_driver_each_process_opens_its_own_card_and_the_engine_keeps_none";
+    let reports = over_driver(test, &[THREE], || {
+        block_on(async {
+            let folder = checkpoint();
+            let engine = isolated_on_cards(&folder).start().await.expect("processes start");
+            let memory: Vec<u64> = engine.status().ensemble.ranks.iter().map(|rank| rank.kv_bytes).collect();
+            assert!(memory.iter().all(|bytes| *bytes > 0), "{memory:?}");
+            // Memory for a few of the sixteen would not do more: what matters is that all give way to each other.
+            together_and_alone(&engine, &requests(16, 12)).await;
+            engine.shutdown(Duration::from_secs(5)).await;
+        });
+    });
+    let Some(reports) = reports else { return };
+    let (ranks, engines): (Vec<_>, Vec<_>) =
+        reports.iter().partition(|report| calls(report, "cuMemCreate") > 0);
+    assert_eq!((ranks.len(), engines.len()), (3, 1), "{reports:#?}");
+    // It looked at each card, and had given it back before its rank took what was free.
+    assert_eq!(calls(engines[0], "cuDevicePrimaryCtxRetain"), 3, "{:#?}", engines[0]);
+    assert_eq!(engines[0].launches, 0);
+    let mut used = Vec::new();
+    for rank in ranks {
+        assert_eq!(calls(rank, "cuDevicePrimaryCtxRetain"), 1, "{rank:#?}");
+        assert_eq!(calls(rank, "cuCtxEnablePeerAccess"), 0, "{rank:#?}");
+        // Its own piece and two others'.
+        assert_eq!(calls(rank, "cuMemMap"), 3, "{rank:#?}");
+        used.extend(rank.devices.iter().position(|device| device.bytes_max > 0));
+    }
+    used.sort_unstable();
+    assert_eq!(used, [0, 1, 2]);
+}
+
+#[test]
+fn software_driver_cards_that_share_no_memory_are_refused_with_what_to_do() {
+    let test = "software_driver_cards_that_share_no_memory_are_refused_with_what_to_do";
+    let environment = [THREE, ("CONSORT_SOFTWARE_DRIVER_SHARES", "0")];
+    let reports = over_driver(test, &environment, || {
+        block_on(async {
+            let folder = checkpoint();
+            let error = isolated_on_cards(&folder).start().await.map(drop).expect_err("it cannot");
+            let text = format!("{:#}", anyhow::Error::from(error));
+            assert!(text.contains("cannot share memory with ranks in other processes"), "{text}");
+            assert!(text.contains("use isolation = \"thread\""), "{text}");
+            until("all processes are gone", || shards().is_empty()).await;
+            let engine = on_cards(&folder).start().await.expect("threads need none");
+            answer(&engine, "abc", greedy(4)).await;
+            engine.shutdown(Duration::from_secs(5)).await;
+        });
+    });
+    assert!(reports.is_none_or(|reports| !reports.is_empty()));
+}
+
+fn count(folder: impl AsRef<Path>) -> usize {
+    fs::read_dir(folder).map_or(0, Iterator::count)
+}
+
+/// What is open: here, in a process that lives through everything, and in the system's shared memory.
+fn open(survivor: i32) -> [usize; 3] {
+    [count("/proc/self/fd"), count(format!("/proc/{survivor}/fd")), count("/dev/shm")]
+}
+
+/// Strikes a rank in the middle of a generation, which ends with an error that names rank and cause; the next request
+/// is answered by new process of that rank and the old ones of the others.
+async fn strike(engine: &Engine, loads: &Loads, rank: u16, how: Signal, expected: &[u32]) {
+    let before = shards();
+    let mut stream = engine.generate("abc", greedy(150)).expect("admitted");
+    stream.next().await.expect("a first token").expect("no failure");
+    let pid = before[&rank];
+    signal(pid, how);
+    let error = stream.collect().await.expect_err("the rank is lost");
+    let RequestError::Generation(GenerationError::ShardLost { reason }) = &error else { panic!("{error:?}") };
+    let cause = match how {
+        Signal::KILL => format!("rank {rank}: its process {pid} was killed by SIGKILL in step"),
+        _ => format!("rank {rank}: its process {pid} was silent for 4s in step"),
+    };
+    assert!(reason.contains(&cause), "{reason}");
+    until_ready(engine).await;
+    assert_eq!(answer(engine, "hello", greedy(12)).await, expected);
+    assert_eq!(loads.take(), BTreeSet::from([rank]), "nobody else reads weights again");
+    for (other, pid) in shards() {
+        assert_eq!(pid == before[&other], other != rank, "rank {other}");
+    }
+}
+
+#[test]
+fn software_driver_a_card_s_process_that_is_killed_or_stopped_costs_a_restart_of_its_rank_alone() {
+    let test = "software_driver_a_card_s_process_that_is_killed_or_stopped_costs_a_restart_of_its_rank_alone";
+    let reports = over_driver(test, &[THREE], || {
+        block_on(async {
+            let (folder, loads) = (checkpoint(), Loads::default());
+            let engine = loads.watch(isolated_on_cards(&folder)).start().await.expect("processes start");
+            assert_eq!(loads.take(), BTreeSet::from([0, 1, 2]));
+            let expected = answer(&engine, "hello", greedy(12)).await;
+            // Rank 0 lives through all of it.
+            strike(&engine, &loads, 1, Signal::KILL, &expected).await;
+            let before = open(shards()[&0]);
+            for (rank, how) in [(2, Signal::STOP), (1, Signal::KILL), (1, Signal::STOP), (2, Signal::KILL)] {
+                let begin = Instant::now();
+                strike(&engine, &loads, rank, how, &expected).await;
+                println!("rank {rank} after {how:?}: answers again after {:?}", begin.elapsed());
+                assert_eq!(open(shards()[&0]), before, "{how:?}");
+            }
+            engine.shutdown(Duration::from_secs(5)).await;
+            until("all processes are gone", || shards().is_empty()).await;
+        });
+    });
+    let Some(reports) = reports else { return };
+    let ranks: Vec<_> = reports.iter().filter(|report| calls(report, "cuMemCreate") > 0).collect();
+    // Those that were killed leave no report.
+    assert_eq!(ranks.len(), 3, "{reports:#?}");
+    // Six lives, in each of which it mapped two others; its own memory was made once.
+    let survivor = ranks.iter().find(|report| calls(report, "cuMemMap") == 13);
+    let survivor = survivor.unwrap_or_else(|| panic!("{ranks:#?}"));
+    assert_eq!(calls(survivor, "cuMemCreate"), 1);
+}
