@@ -13,7 +13,7 @@ use consort_parallel::{
     checkpoint::Checkpoint,
     collective::{Collective, LocalGroup},
     kv::{KvGroups, KvStore},
-    model::{LoadOptions, STEP_LIMIT, kv_layout, load},
+    model::{AllReduce, LoadOptions, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
 
@@ -79,6 +79,7 @@ fn executors(checkpoint: &Checkpoint, setup: Setup) -> Vec<ModelExecutor> {
         num_blocks: 4096,
         step_limit: STEP_LIMIT,
         deterministic: true,
+        all_reduce: AllReduce::Auto,
     };
     LocalGroup::new(setup.width)
         .into_iter()

@@ -12,7 +12,7 @@ use consort_parallel::{
     collective::Collective,
     ids::Rank,
     kv::KvStore,
-    model::{LoadOptions, STEP_LIMIT, kv_layout, load},
+    model::{AllReduce, LoadOptions, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
 
@@ -29,6 +29,7 @@ pub(crate) const OPTIONS: LoadOptions = LoadOptions {
     num_blocks: 4096,
     step_limit: STEP_LIMIT,
     deterministic: true,
+    all_reduce: AllReduce::Auto,
 };
 
 /// Builds ranks of the tiny model, with [`BLOCKS`] blocks.

@@ -39,6 +39,36 @@ pub struct LoadOptions {
     /// Whether a request's tokens must not depend on its company, at the price of slower kernels. A CPU's never do,
     /// whatever this says: its kernels add in one order for any number of rows.
     pub deterministic: bool,
+    /// What ranks on GPUs sum with.
+    pub all_reduce: AllReduce,
+}
+
+/// What ranks on GPUs sum with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, wincode::SchemaRead, wincode::SchemaWrite)]
+#[non_exhaustive]
+pub enum AllReduce {
+    /// Our kernels or NCCL, whichever is faster at a size, as far as they are there. NCCL has no fixed order of sums:
+    /// where a request's tokens must not depend on its company, our kernels do it.
+    #[default]
+    Auto,
+    /// Our kernels, for which every device must reach every other's memory. NCCL is not even opened.
+    Kernels,
+    /// NCCL.
+    Nccl,
+}
+
+impl AllReduce {
+    /// Every one.
+    pub const ALL: [AllReduce; 3] = [AllReduce::Auto, AllReduce::Kernels, AllReduce::Nccl];
+
+    /// The name that topologies use.
+    pub fn name(self) -> &'static str {
+        match self {
+            AllReduce::Auto => "auto",
+            AllReduce::Kernels => "kernels",
+            AllReduce::Nccl => "nccl",
+        }
+    }
 }
 
 /// Why a rank's weights could not be loaded.

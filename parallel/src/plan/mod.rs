@@ -50,7 +50,7 @@ use crate::{
     config::ModelConfig,
     ids::Rank,
     kv::KvGroups,
-    model::{self, LoadOptions, STEP_LIMIT},
+    model::{self, AllReduce, LoadOptions, STEP_LIMIT},
     partition::{Partition, PartitionError, Share},
 };
 
@@ -445,6 +445,7 @@ fn load_options(limits: &Limits, num_blocks: usize) -> LoadOptions {
         num_blocks,
         step_limit: STEP_LIMIT,
         deterministic: limits.is_batch_invariant,
+        all_reduce: AllReduce::Auto,
     }
 }
 

@@ -17,7 +17,7 @@ use consort_parallel::{
     collective::{Collective, LocalGroup},
     ids::{BlockId, Rank},
     kv::{KvGroups, KvStore},
-    model::{LoadOptions, Model, STEP_LIMIT, kv_layout, load},
+    model::{AllReduce, LoadOptions, Model, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
 use safetensors::{Dtype as SafeDtype, tensor::TensorView};
@@ -66,6 +66,8 @@ pub(crate) struct Setup {
     /// Whether all sequences advance in the same steps, each by a share of `chunk`, instead of one after the other.
     pub(crate) together: bool,
     pub(crate) place: Place,
+    /// What CUDA ranks sum with; our kernels unless said otherwise.
+    pub(crate) all_reduce: AllReduce,
 }
 
 /// Where a group computes.
@@ -81,7 +83,16 @@ pub(crate) enum Place {
 impl Setup {
     pub(crate) fn new(width: usize, dtype: DType, chunk: usize) -> Self {
         let threads = if width == 1 { 2 } else { 1 };
-        Setup { width, dtype, chunk, threads, isa: Isa::detect(), together: false, place: Place::Cpu }
+        Setup {
+            width,
+            dtype,
+            chunk,
+            threads,
+            isa: Isa::detect(),
+            together: false,
+            place: Place::Cpu,
+            all_reduce: AllReduce::Kernels,
+        }
     }
 }
 
@@ -96,6 +107,7 @@ impl Setup {
             num_blocks: 4096,
             step_limit: STEP_LIMIT,
             deterministic: self.place != Place::Cuda { deterministic: false },
+            all_reduce: self.all_reduce,
         }
     }
 

@@ -17,7 +17,7 @@ use consort_parallel::{
     ids::{BlockId, Rank},
     kv::KvStore,
     model::{
-        self, Draw, LoadError, LoadOptions, ModelError, PromptToken, RowRequest, STEP_LIMIT, TokenLogprobs,
+        self, AllReduce, Draw, LoadError, LoadOptions, ModelError, PromptToken, RowRequest, STEP_LIMIT, TokenLogprobs,
         kv_layout, load,
     },
     partition::Partition,
@@ -163,6 +163,7 @@ fn options() -> LoadOptions {
         num_blocks: 4096,
         step_limit: STEP_LIMIT,
         deterministic: false,
+        all_reduce: AllReduce::Auto,
     }
 }
 
@@ -283,6 +284,7 @@ fn second_step(step_limit: Duration) -> Result<(), ModelError> {
         num_blocks: 4096,
         step_limit,
         deterministic: false,
+        all_reduce: AllReduce::Auto,
     };
     let device = Setup { place: FAST, ..Setup::new(1, DType::BF16, 8) }.device(rank);
     let mut model = load(&device, &checkpoint, &partition, rank, &options, &|_, _| {}).unwrap();
@@ -395,6 +397,7 @@ fn software_driver_a_card_too_small_says_what_is_wanted_and_what_is_free() {
             num_blocks: 4096,
             step_limit: STEP_LIMIT,
             deterministic: true,
+            all_reduce: AllReduce::Auto,
         };
         let device = Setup { place: FAST, ..Setup::new(1, DType::BF16, 8) }.device(Rank(0));
         let loaded = load(&device, &checkpoint, &partition, Rank(0), &options, &|_, _| {});

@@ -246,6 +246,9 @@ pub(super) struct ModelArgs {
     /// What separates ranks: thread, or process for one process of each rank, whose faults end only that rank.
     #[arg(long, value_name = "KIND")]
     isolation: Option<String>,
+    /// What ranks on GPUs sum with: kernels, nccl, or auto for whichever is faster at a size. Without effect on CPUs.
+    #[arg(long, value_name = "MEANS")]
+    all_reduce: Option<String>,
     /// Tokens of one KV block.
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole)]
     block_size: Option<usize>,
@@ -319,6 +322,7 @@ impl ModelArgs {
                 cpu_isa: self.cpu_isa,
                 batch_invariant: self.batch_invariant,
                 isolation: self.isolation,
+                all_reduce: self.all_reduce,
                 block_size: self.block_size,
                 kv_cache_memory_bytes: self.kv_cache_memory_bytes,
                 kv_offloading_bytes: self.kv_offloading_bytes,

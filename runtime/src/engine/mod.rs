@@ -14,6 +14,8 @@ mod plan;
 mod sizing;
 #[cfg(test)]
 mod software_driver_tests;
+#[cfg(test)]
+mod sums_tests;
 mod stream;
 mod submit;
 #[cfg(test)]

@@ -10,23 +10,23 @@ use tempfile::TempDir;
 
 use super::{Engine, FinishReason, GenerateOptions, TextEvent};
 use crate::{
-    EngineBuilder,
+    AllReduce, EngineBuilder,
     error::{DeviceError, EngineError, RequestError},
     plan::Shortfall,
     testing,
     topology::Environment,
 };
 
-const THREE: (&str, &str) = ("CONSORT_SOFTWARE_DRIVER_DEVICES", "3");
+pub(super) const THREE: (&str, &str) = ("CONSORT_SOFTWARE_DRIVER_DEVICES", "3");
 
-fn checkpoint() -> TempDir {
+pub(super) fn checkpoint() -> TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder");
     testing::write_checkpoint(folder.path());
     folder
 }
 
 /// The tiny model in bfloat16, on CPUs or on cards; steps of few tokens, so that prompts come in parts.
-fn tiny(folder: &TempDir, devices: &str) -> EngineBuilder {
+pub(super) fn tiny(folder: &TempDir, devices: &str) -> EngineBuilder {
     let devices = devices.to_owned();
     Engine::builder()
         .model(folder.path())
@@ -38,7 +38,7 @@ fn tiny(folder: &TempDir, devices: &str) -> EngineBuilder {
         .with_overrides(move |overrides| overrides.devices = Some(devices))
 }
 
-fn greedy(max_tokens: usize) -> GenerateOptions {
+pub(super) fn greedy(max_tokens: usize) -> GenerateOptions {
     GenerateOptions {
         max_tokens: Some(max_tokens),
         temperature: Some(0.0),
@@ -48,11 +48,11 @@ fn greedy(max_tokens: usize) -> GenerateOptions {
     }
 }
 
-fn block_on<F: Future>(future: F) -> F::Output {
+pub(super) fn block_on<F: Future>(future: F) -> F::Output {
     tokio::runtime::Runtime::new().expect("a runtime").block_on(future)
 }
 
-async fn answer(engine: &Engine, prompt: &str, options: GenerateOptions) -> Vec<u32> {
+pub(super) async fn answer(engine: &Engine, prompt: &str, options: GenerateOptions) -> Vec<u32> {
     let stream = engine.generate(prompt, options).expect("admitted");
     let done = stream.collect().await.expect("it ends well");
     assert_eq!(done.finish.reason, FinishReason::Length);
@@ -60,7 +60,7 @@ async fn answer(engine: &Engine, prompt: &str, options: GenerateOptions) -> Vec<
 }
 
 /// Greedy tokens and, of each, how far the runner-up is behind.
-async fn with_margins(engine: &Engine, prompt: &str, tokens: usize) -> Vec<(u32, f32)> {
+pub(super) async fn with_margins(engine: &Engine, prompt: &str, tokens: usize) -> Vec<(u32, f32)> {
     let mut stream = engine.generate(prompt, greedy(tokens)).expect("admitted");
     let mut found = Vec::new();
     while let Some(event) = stream.next().await {
@@ -73,6 +73,17 @@ async fn with_margins(engine: &Engine, prompt: &str, tokens: usize) -> Vec<(u32,
     }
     assert_eq!(found.len(), tokens);
     found
+}
+
+/// The same tokens as another engine's that rounds the same inputs of the same products to BF16: only near ties may go
+/// the other way, and then what follows is another text.
+pub(super) fn assert_near(got: &[(u32, f32)], expected: &[(u32, f32)], what: &str) {
+    let differs = got.iter().zip(expected).position(|((token, _), (theirs, _))| token != theirs);
+    if let Some(at) = differs {
+        let ((token, _), (theirs, margin)) = (got[at], expected[at]);
+        assert!(at >= 6, "{what}: too few tokens are compared");
+        assert!(margin < 0.05, "{what}: {token} instead of {theirs}, {margin} ahead");
+    }
 }
 
 #[test]
@@ -90,14 +101,7 @@ fn software_driver_engines_on_one_and_three_devices_say_what_the_cpu_says() {
                 let engine = tiny(&folder, devices).start().await.expect("it starts");
                 let got = with_margins(&engine, prompt, 24).await;
                 engine.shutdown(Duration::from_secs(5)).await;
-                // Both round the same inputs of the same products to BF16: only near ties may go the other way, and
-                // then what follows is another text.
-                let differs = got.iter().zip(&expected).position(|((token, _), (theirs, _))| token != theirs);
-                if let Some(at) = differs {
-                    let ((token, _), (theirs, margin)) = (got[at], expected[at]);
-                    assert!(at >= 6, "{devices}: too few tokens are compared");
-                    assert!(margin < 0.05, "{devices}: {token} instead of {theirs}, {margin} ahead");
-                }
+                assert_near(&got, &expected, devices);
             }
         });
     });
@@ -180,10 +184,10 @@ fn software_driver_requests_over_three_devices_get_together_what_each_gets_alone
 }
 
 /// What a fault may cost: how long a step may take, how soon the engine is to answer again, and ranks built anew.
-struct Price {
-    step_limit: Duration,
-    answered: Duration,
-    restarts: [u32; 2],
+pub(super) struct Price {
+    pub(super) step_limit: Duration,
+    pub(super) answered: Duration,
+    pub(super) restarts: [u32; 2],
 }
 
 /// An engine over three devices, one of which the environment strikes: the request at hand ends with a typed error, and
@@ -191,18 +195,22 @@ struct Price {
 fn one_rank_is_lost(test: &str, fault: &str, price: &Price) -> Option<Report> {
     let test = format!("engine::software_driver_tests::{test}");
     let environment = [THREE, ("CONSORT_SOFTWARE_DRIVER_FAULTS", fault)];
-    in_child_reported(&test, &environment, || block_on(fail_and_answer(price)))
+    in_child_reported(&test, &environment, || {
+        // Only their launches are counted.
+        block_on(fail_and_answer(price, AllReduce::Kernels));
+    })
 }
 
-async fn fail_and_answer(price: &Price) {
+/// Returns why the request failed.
+pub(super) async fn fail_and_answer(price: &Price, all_reduce: AllReduce) -> String {
     let folder = checkpoint();
-    let engine = tiny(&folder, "cuda:0,cuda:1,cuda:2").step_limit(price.step_limit);
+    let engine = tiny(&folder, "cuda:0,cuda:1,cuda:2").step_limit(price.step_limit).all_reduce(all_reduce);
     let engine = engine.start().await.expect("it starts");
     let started = Instant::now();
     let stream = engine.generate("a prompt", greedy(60)).expect("admitted");
     let error = stream.collect().await.expect_err("a rank is lost");
     println!("after {:?}: {error}", started.elapsed());
-    let RequestError::Generation(GenerationError::ShardLost { reason }) = &error else { panic!("{error:?}") };
+    let RequestError::Generation(GenerationError::ShardLost { reason }) = error else { panic!("{error:?}") };
     assert!(reason.contains("rank "), "{reason}");
     // Sooner than a rank that leaves would give up waiting for one that waits for it.
     loop {
@@ -219,6 +227,7 @@ async fn fail_and_answer(price: &Price) {
     let [least, most] = price.restarts;
     assert!((least..=most).contains(&restarts.iter().sum()), "{restarts:?}");
     engine.shutdown(Duration::from_secs(5)).await;
+    reason
 }
 
 /// The others keep their weights.
@@ -226,7 +235,7 @@ const ONE_RANK: Price =
     Price { step_limit: Duration::from_secs(120), answered: Duration::from_secs(50), restarts: [1, 1] };
 
 /// Everything that was taken was given back, contexts and the library's handles included.
-fn assert_given_back(fault: &str, report: &Report) {
+pub(super) fn assert_given_back(fault: &str, report: &Report) {
     assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{fault}: {report:?}");
     for (taken, given_back) in
         [("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"), ("cublasLtCreate", "cublasLtDestroy")]

@@ -21,7 +21,7 @@ use consort_kernels::{
 };
 use consort_parallel::{
     checkpoint::Checkpoint,
-    model::{LoadOptions, STEP_LIMIT},
+    model::{AllReduce, LoadOptions, STEP_LIMIT},
     partition::Partition,
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -88,6 +88,7 @@ fn model_factory(folder: &TempDir, ranks: usize) -> ModelFactory {
         num_blocks: 64,
         step_limit: STEP_LIMIT,
         deterministic: true,
+        all_reduce: AllReduce::Auto,
     };
     ModelFactory {
         checkpoint,

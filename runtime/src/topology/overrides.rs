@@ -44,6 +44,8 @@ pub struct Overrides {
     pub batch_invariant: Option<bool>,
     /// Replaces `parallel.isolation`.
     pub isolation: Option<String>,
+    /// Replaces `parallel.all_reduce`.
+    pub all_reduce: Option<String>,
     /// Replaces all `[[node]]` by one with these `devices`, with commas between, and the number of ranks of lower
     /// layers.
     pub devices: Option<String>,
@@ -106,6 +108,7 @@ impl Overrides {
             ("--cpu-isa", self.cpu_isa.clone()),
             ("--batch-invariant", text(&self.batch_invariant)),
             ("--isolation", self.isolation.clone()),
+            ("--all-reduce", self.all_reduce.clone()),
             ("--devices", self.devices.clone()),
             ("--block-size", text(&self.block_size)),
             ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes.clone()),

@@ -76,6 +76,8 @@ pub(super) struct RawParallel {
     pub(super) batch_invariant: Leaf<bool>,
     /// What separates ranks: `thread` or `process`.
     pub(super) isolation: Leaf<String>,
+    /// What ranks on GPUs sum with: `auto`, `kernels` or `nccl`.
+    pub(super) all_reduce: Leaf<String>,
 }
 
 /// Where it runs: one host of the ensemble.
@@ -172,6 +174,7 @@ impl RawTopology {
             "parallel.cpu_isa" => Slot::Text(&mut parallel.cpu_isa),
             "parallel.batch_invariant" => Slot::Truth(&mut parallel.batch_invariant),
             "parallel.isolation" => Slot::Text(&mut parallel.isolation),
+            "parallel.all_reduce" => Slot::Text(&mut parallel.all_reduce),
             "node.devices" => {
                 self.node = vec![RawNode::default()];
                 return self.node.first_mut()?.slot("devices");

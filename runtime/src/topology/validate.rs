@@ -92,6 +92,7 @@ pub(super) fn validate(
     let Placement { devices, replicas } = devices::placement(&raw.parallel, &raw.node, &mut fields);
     let weights = devices::weights(&raw, devices.len() / replicas, &mut fields.violations);
     let isolation = words::isolation(&raw.parallel.isolation, &devices, &mut fields.violations);
+    let all_reduce = words::all_reduce(&raw.parallel, &devices, &mut fields.violations);
     let cpu_isa = words::cpu_isa(&raw.parallel.cpu_isa, &mut fields.violations);
     let threads_per_rank =
         fields.optional_count("parallel.threads_per_rank", &raw.parallel.threads_per_rank, THREADS_MAX);
@@ -113,6 +114,7 @@ pub(super) fn validate(
         cpu_isa,
         batch_invariant: raw.parallel.batch_invariant.as_ref().map(|given| given.value),
         isolation,
+        all_reduce,
         block_size,
         kv_cache_memory_bytes,
         kv_offloading_bytes,

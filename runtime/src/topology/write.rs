@@ -133,6 +133,8 @@ impl Sections<'_> {
         }
         self.batch_invariant(computed.is_some());
         self.text("parallel.isolation", topology.isolation.name(), "");
+        let note = if topology.is_on_cpus() { "no effect on CPUs" } else { "" };
+        self.text("parallel.all_reduce", topology.all_reduce.name(), note);
         let devices = topology.devices.iter().map(|device| Value::String(device.to_string())).collect();
         let devices = Value::Array(devices).to_string();
         if has_devices {

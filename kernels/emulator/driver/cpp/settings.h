@@ -26,6 +26,8 @@ struct Settings {
     int lag_ms = 20;
     // Compute capability, as 90 for 9.0.
     int capability = 90;
+    // Whether the devices' kernels can use each other's memory.
+    bool peers = true;
     std::string faults;
     bool trace = false;
     // Whether a violation ends the process.

@@ -1,4 +1,4 @@
-//! A rank among others: where their memory is, and how a wait for one that does not come ends.
+//! A rank among others: where their memory is, what it sums with, and how a wait for one that does not come ends.
 #![allow(unsafe_code)]
 
 use std::{sync::Arc, time::Duration};
@@ -9,7 +9,11 @@ use consort_kernels::{
     cuda::device::{CudaDevice, CudaError, DeviceBuffer, HostWords},
 };
 
-use super::{super::ModelError, buffers::Buffers};
+use super::{
+    super::ModelError,
+    buffers::Buffers,
+    sums::{Meeting, Sums, Wishes, agree},
+};
 use crate::{
     collective::{AbortHandle, Collective, SharedWork, WorkUnderWay},
     ids::Rank,
@@ -36,7 +40,7 @@ const INTRODUCTION_BYTES: usize = 36;
 
 /// The present life of the group; nothing of an earlier one.
 pub(super) struct Group {
-    pub(super) peers: Peers,
+    pub(super) sums: Arc<Sums>,
     /// Kernels of this rank leave their waits when it is set.
     _abort: Arc<HostWords>,
     abort_handle: AbortHandle,
@@ -46,10 +50,12 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Meets the other ranks; the device has nothing left to do.
+    /// Meets the other ranks; the device has nothing left to do. `limit` is for the others, and for the device's first
+    /// sums.
     pub(super) fn join(
         device: &Arc<CudaDevice>,
         buffers: &mut Buffers,
+        (wishes, limit): (Wishes, Duration),
         comm: &mut dyn Collective,
     ) -> Result<Group, ModelError> {
         // Nobody writes to an area any more once all ranks have come here, and to none before all are zeroed.
@@ -68,14 +74,15 @@ impl Group {
         let met = comm.exchange(&mine.to_bytes())?;
         let met = met.iter().map(|bytes| Introduction::of_bytes(bytes)).collect::<Option<Vec<_>>>();
         let met = met.ok_or_else(|| refusal("a rank introduced itself with something else".to_owned()))?;
-        for peer in &met {
-            if peer.process != mine.process {
-                let (process, ours) = (peer.process, mine.process);
-                return Err(refusal(format!(
-                    "a rank in process {process} cannot share memory with one in process {ours}"
-                )));
-            }
-            device.reach(peer.ordinal).map_err(KernelError::from)?;
+        let facts = device.facts();
+        let reaches = |peer: &Introduction| {
+            let is_near = peer.ordinal == facts.ordinal || facts.peers.contains(&peer.ordinal);
+            // Addresses mean the same only within one process.
+            peer.process == mine.process && is_near
+        };
+        let agreement = agree(comm, wishes, met.iter().all(reaches))?;
+        if agreement.kernels {
+            met.iter().try_for_each(|peer| device.reach(peer.ordinal)).map_err(KernelError::from)?;
         }
         let addresses: Vec<PeerAddresses> =
             met.iter().map(|peer| PeerAddresses { buffer: peer.buffer, area: peer.area }).collect();
@@ -87,15 +94,19 @@ impl Group {
         // the same operations in the same order, since all get the same steps.
         let peers =
             unsafe { Peers::new(rank, &addresses, capacity as usize, abort.address(0), multiprocessors)? };
+        let peers = Some(peers).filter(|_| agreement.kernels);
         // The group may keep the notice for longer than the device lives.
         let word = Arc::downgrade(&abort);
-        comm.on_abort(Box::new(move || {
+        let leave = move || {
             if let Some(word) = word.upgrade() {
                 word.set(0, 1);
             }
-        }));
+        };
+        comm.on_abort(Box::new(leave.clone()));
+        let meeting = Meeting { device, buffers, comm: &mut *comm, leave: Box::new(leave), limit };
+        let sums = Arc::new(Sums::join(agreement, peers, meeting)?);
         Ok(Group {
-            peers,
+            sums,
             _abort: abort,
             abort_handle: comm.abort_handle(),
             work: comm.shared_work(),
@@ -105,10 +116,12 @@ impl Group {
 
     /// Before work is enqueued that touches the others' memory.
     pub(super) fn begin(&mut self, comm: &mut dyn Collective) -> Result<(), ModelError> {
-        if self.under_way.is_none() {
-            self.under_way = self.work.begin();
-        }
         if self.under_way.is_some() {
+            return Ok(());
+        }
+        self.under_way = self.work.begin();
+        if self.under_way.is_some() {
+            self.sums.begins();
             return Ok(());
         }
         // The group is aborted, and says why.
@@ -118,6 +131,7 @@ impl Group {
 
     /// When all that was enqueued has ended.
     pub(super) fn end(&mut self) {
+        self.sums.ended();
         self.under_way = None;
     }
 
@@ -135,8 +149,9 @@ impl Group {
         }
     }
 
-    /// Before this rank's memory is given back: nobody shall touch it any more. False if somebody may.
-    pub(super) fn leave(mut self, device: &CudaDevice) -> bool {
+    /// Before this rank's memory is given back: nobody shall touch it any more. False if somebody may. `forget` drops
+    /// what was recorded with what the rank sums with.
+    pub(super) fn leave(mut self, device: &CudaDevice, forget: impl FnOnce()) -> bool {
         self.abort_handle.abort("a rank gives its device's memory back");
         let limit = if device.is_late() { LATE_SETTLE_LIMIT } else { SETTLE_LIMIT };
         // One that is lost does nothing any more.
@@ -148,11 +163,12 @@ impl Group {
             return false;
         }
         self.end();
+        forget();
         self.work.close_and_wait(SETTLE_LIMIT)
     }
 
     /// Before a rank that lives on uses its memory in another epoch: nobody shall touch it from this one any more. Its
-    /// own device has ended its work. False if somebody may.
+    /// own device has ended its work, and nothing recorded is left. False if somebody may.
     pub(super) fn ends(mut self) -> bool {
         self.end();
         self.work.close_and_wait(SETTLE_LIMIT)
@@ -170,10 +186,13 @@ impl Group {
         let mut words = [0; STOP_WORDS];
         device.download(area.slice(AREA_WORDS - STOP_WORDS..AREA_WORDS), &mut words, limit)?;
         self.end();
+        if let Some(failure) = self.sums.failure() {
+            return Err(failure);
+        }
         match Stopped::of_words(words) {
-            // Whatever happened to the group since, this rank's work was done. Where a peer has stopped, what it left
-            // may be wrong: a step counts only if every rank gives its result, and that one gives none.
-            None => return Ok(()),
+            // Whatever happened to the group since, this rank's kernels were done. Where a peer has stopped, what it
+            // left may be wrong: a step counts only if every rank gives its result, and that one gives none.
+            None => return self.sums.check(comm),
             Some(Stopped { why: Why::PeerLate, peer, .. }) => {
                 let (rank, late) = (comm.rank(), Rank(peer as u16));
                 comm.abort_handle().abort(&format!("{rank} waited in vain for {late} on its device"));

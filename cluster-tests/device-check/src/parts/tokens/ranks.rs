@@ -14,7 +14,7 @@ use consort_parallel::{
     collective::{Collective, Local, LocalGroup},
     ids::BlockId,
     kv::KvStore,
-    model::{Draw, LoadOptions, Model, RowRequest, kv_layout, load},
+    model::{AllReduce, Draw, LoadOptions, Model, RowRequest, kv_layout, load},
     partition::Partition,
 };
 
@@ -140,6 +140,7 @@ impl Ranked {
             num_blocks: blocks,
             step_limit: STEP_LIMIT,
             deterministic: plan.deterministic,
+            all_reduce: AllReduce::Auto,
         };
         let mut model = load(device, plan.checkpoint, partition, rank, &options, &|_, _| {})?;
         model.join(&mut comm)?;
