@@ -12,7 +12,7 @@ use consort_parallel::{
     collective::{Collective, Local, LocalGroup},
     ids::BlockId,
     kv::KvStore,
-    model::{LoadOptions, STEP_LIMIT, kv_layout, load},
+    model::{AllReduce, LoadOptions, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
 
@@ -78,6 +78,7 @@ fn one_rank(
         step_limit: STEP_LIMIT,
         deterministic: true,
         separate_processes: false,
+        all_reduce: AllReduce::Auto,
     };
     let begin = Instant::now();
     let mut model = load(&device, checkpoint, partition, rank, &options, &|_, _| {})?;

@@ -52,5 +52,5 @@ pub use crate::{
     },
     error::{DeviceError, EngineError, RequestError},
     shard_process::shard_main,
-    topology::Isolation,
+    topology::{AllReduce, Isolation},
 };

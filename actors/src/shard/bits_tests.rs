@@ -13,7 +13,7 @@ use consort_parallel::{
     checkpoint::Checkpoint,
     collective::{Collective, LocalGroup},
     kv::{KvGroups, KvStore},
-    model::{LoadOptions, STEP_LIMIT, kv_layout, load},
+    model::{AllReduce, LoadOptions, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
 
@@ -80,6 +80,7 @@ fn executors(checkpoint: &Checkpoint, setup: Setup) -> Vec<ModelExecutor> {
         step_limit: STEP_LIMIT,
         deterministic: true,
         separate_processes: false,
+        all_reduce: AllReduce::Auto,
     };
     LocalGroup::new(setup.width)
         .into_iter()

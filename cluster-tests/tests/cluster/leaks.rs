@@ -12,7 +12,7 @@ use consort_parallel::{
     collective::Collective,
     ids::Rank,
     kv::KvStore,
-    model::{LoadOptions, STEP_LIMIT, kv_layout, load},
+    model::{AllReduce, LoadOptions, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
 
@@ -30,6 +30,7 @@ pub(crate) const OPTIONS: LoadOptions = LoadOptions {
     step_limit: STEP_LIMIT,
     deterministic: true,
     separate_processes: false,
+    all_reduce: AllReduce::Auto,
 };
 
 /// Builds ranks of the tiny model, with [`BLOCKS`] blocks.

@@ -42,6 +42,36 @@ pub struct LoadOptions {
     /// Whether each rank is in a process of its own: what ranks on devices touch of each other's memory is then memory
     /// that other processes can map. No effect on CPUs, nor on a rank alone.
     pub separate_processes: bool,
+    /// What ranks on GPUs sum with.
+    pub all_reduce: AllReduce,
+}
+
+/// What ranks on GPUs sum with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, wincode::SchemaRead, wincode::SchemaWrite)]
+#[non_exhaustive]
+pub enum AllReduce {
+    /// Our kernels or NCCL, whichever is faster at a size, as far as they are there. NCCL has no fixed order of sums:
+    /// where a request's tokens must not depend on its company, our kernels do it.
+    #[default]
+    Auto,
+    /// Our kernels, for which every device must reach every other's memory. NCCL is not even opened.
+    Kernels,
+    /// NCCL.
+    Nccl,
+}
+
+impl AllReduce {
+    /// Every one.
+    pub const ALL: [AllReduce; 3] = [AllReduce::Auto, AllReduce::Kernels, AllReduce::Nccl];
+
+    /// The name that topologies use.
+    pub fn name(self) -> &'static str {
+        match self {
+            AllReduce::Auto => "auto",
+            AllReduce::Kernels => "kernels",
+            AllReduce::Nccl => "nccl",
+        }
+    }
 }
 
 /// Why a rank's weights could not be loaded.

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use consort_kernels::{DType, KernelError, device::Device, element::bf16, kv_append::PageShape};
 pub use host::{DrawOnHost, HostModel};
-pub use loader::{LoadError, LoadOptions, STEP_LIMIT};
+pub use loader::{AllReduce, LoadError, LoadOptions, STEP_LIMIT};
 pub use rows::{Draw, Drawn, PromptToken, RowOutcome, RowRequest, TokenLogprobs};
 
 use crate::{

@@ -50,7 +50,7 @@ use crate::{
     config::ModelConfig,
     ids::Rank,
     kv::KvGroups,
-    model::{self, LoadOptions, STEP_LIMIT},
+    model::{self, AllReduce, LoadOptions, STEP_LIMIT},
     partition::{Partition, PartitionError, Share},
 };
 
@@ -448,6 +448,7 @@ fn load_options(limits: &Limits, num_blocks: usize) -> LoadOptions {
         step_limit: STEP_LIMIT,
         deterministic: limits.is_batch_invariant,
         separate_processes: limits.separate_processes,
+        all_reduce: AllReduce::Auto,
     }
 }
 

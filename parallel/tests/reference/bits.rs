@@ -12,7 +12,7 @@ use consort_parallel::{
     collective::LocalGroup,
     ids::{BlockId, Rank},
     kv::KvStore,
-    model::{LoadOptions, Model, STEP_LIMIT, kv_layout, load},
+    model::{AllReduce, LoadOptions, Model, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
 
@@ -172,6 +172,7 @@ fn scattered(
         step_limit: STEP_LIMIT,
         deterministic: true,
         separate_processes: false,
+        all_reduce: AllReduce::Auto,
     };
     let mut comm = LocalGroup::new(1).remove(0);
     let mut model: Box<dyn Model> =

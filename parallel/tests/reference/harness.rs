@@ -18,7 +18,7 @@ use consort_parallel::{
     collective::{Collective, LocalGroup, Seat, SharedMemory, SharedMemoryGroup},
     ids::{BlockId, Rank},
     kv::{KvGroups, KvStore},
-    model::{LoadOptions, Model, STEP_LIMIT, kv_layout, load},
+    model::{AllReduce, LoadOptions, Model, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
 use safetensors::{Dtype as SafeDtype, tensor::TensorView};
@@ -67,6 +67,8 @@ pub(crate) struct Setup {
     /// Whether all sequences advance in the same steps, each by a share of `chunk`, instead of one after the other.
     pub(crate) together: bool,
     pub(crate) place: Place,
+    /// What CUDA ranks sum with; our kernels unless said otherwise.
+    pub(crate) all_reduce: AllReduce,
 }
 
 /// Where a group computes.
@@ -85,7 +87,16 @@ pub(crate) enum Place {
 impl Setup {
     pub(crate) fn new(width: usize, dtype: DType, chunk: usize) -> Self {
         let threads = if width == 1 { 2 } else { 1 };
-        Setup { width, dtype, chunk, threads, isa: Isa::detect(), together: false, place: Place::Cpu }
+        Setup {
+            width,
+            dtype,
+            chunk,
+            threads,
+            isa: Isa::detect(),
+            together: false,
+            place: Place::Cpu,
+            all_reduce: AllReduce::Kernels,
+        }
     }
 }
 
@@ -101,6 +112,7 @@ impl Setup {
             step_limit: STEP_LIMIT,
             deterministic: self.place != Place::Cuda { deterministic: false },
             separate_processes: self.place == Place::Mapped,
+            all_reduce: self.all_reduce,
         }
     }
 

@@ -9,4 +9,5 @@ mod harness;
 
 mod smollm2;
 mod software_driver;
+mod sums;
 mod tiny;

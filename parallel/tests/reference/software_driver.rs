@@ -17,8 +17,8 @@ use consort_parallel::{
     ids::{BlockId, Rank},
     kv::KvStore,
     model::{
-        self, Draw, LoadError, LoadOptions, ModelError, PromptToken, RowRequest, STEP_LIMIT, TokenLogprobs,
-        kv_layout, load,
+        self, AllReduce, Draw, LoadError, LoadOptions, ModelError, PromptToken, RowRequest, STEP_LIMIT,
+        TokenLogprobs, kv_layout, load,
     },
     partition::Partition,
 };
@@ -186,6 +186,7 @@ fn options() -> LoadOptions {
         step_limit: STEP_LIMIT,
         deterministic: false,
         separate_processes: false,
+        all_reduce: AllReduce::Auto,
     }
 }
 
@@ -307,6 +308,7 @@ fn second_step(step_limit: Duration) -> Result<(), ModelError> {
         step_limit,
         deterministic: false,
         separate_processes: false,
+        all_reduce: AllReduce::Auto,
     };
     let device = Setup { place: FAST, ..Setup::new(1, DType::BF16, 8) }.device(rank);
     let mut model = load(&device, &checkpoint, &partition, rank, &options, &|_, _| {}).unwrap();
@@ -420,6 +422,7 @@ fn software_driver_a_card_too_small_says_what_is_wanted_and_what_is_free() {
             step_limit: STEP_LIMIT,
             deterministic: true,
             separate_processes: false,
+            all_reduce: AllReduce::Auto,
         };
         let device = Setup { place: FAST, ..Setup::new(1, DType::BF16, 8) }.device(Rank(0));
         let loaded = load(&device, &checkpoint, &partition, Rank(0), &options, &|_, _| {});

@@ -247,6 +247,9 @@ pub(super) struct ModelArgs {
     /// unless said otherwise, but processes where a server is on GPUs.
     #[arg(long, value_name = "KIND")]
     isolation: Option<String>,
+    /// What ranks on GPUs sum with: kernels, nccl, or auto for whichever is faster at a size. Without effect on CPUs.
+    #[arg(long, value_name = "MEANS")]
+    all_reduce: Option<String>,
     /// Tokens of one KV block.
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true, value_parser = whole)]
     block_size: Option<usize>,
@@ -321,6 +324,7 @@ impl ModelArgs {
                 batch_invariant: self.batch_invariant,
                 isolation: self.isolation,
                 isolates_gpus: false,
+                all_reduce: self.all_reduce,
                 block_size: self.block_size,
                 kv_cache_memory_bytes: self.kv_cache_memory_bytes,
                 kv_offloading_bytes: self.kv_offloading_bytes,

@@ -29,7 +29,9 @@ use crate::{
     server::ServerSettings,
     shard_process::{self, ProcessFactory, Processes},
     text::{ChatTemplate, Tokenizer},
-    topology::{self, Broken, DeviceSpec, Environment, Isolation, Overrides, Topology, TopologyError},
+    topology::{
+        self, AllReduce, Broken, DeviceSpec, Environment, Isolation, Overrides, Topology, TopologyError,
+    },
 };
 
 /// What is told while ranks load.
@@ -125,7 +127,14 @@ impl EngineBuilder {
         self.with_overrides(|overrides| overrides.batch_invariant = Some(is_asked_for))
     }
 
-    /// What separates ranks: threads of this process, or a process for each, on CPUs and on GPUs. Programs that ask for processes call
+    /// What ranks on GPUs sum with: our kernels, NCCL, or whichever is faster at a size, which is so unless this says
+    /// otherwise.
+    pub fn all_reduce(self, means: AllReduce) -> Self {
+        self.with_overrides(|overrides| overrides.all_reduce = Some(means.name().to_owned()))
+    }
+
+    /// What separates ranks: threads of this process, or a process for each, on CPUs and on GPUs. Programs that ask for
+    /// processes call
     /// [`shard_main`](crate::shard_main) at the start of `main`, or name a program that does.
     pub fn isolation(self, isolation: Isolation) -> Self {
         self.with_overrides(|overrides| overrides.isolation = Some(isolation.name().to_owned()))
@@ -239,7 +248,7 @@ impl EngineBuilder {
         let topology = self.topology(&self.overrides)?;
         let checkpoint = open(&topology)?;
         // The cards may be in another machine: then the number of blocks is what their absence makes of it.
-        let cards = Cards::look(topology.devices(), topology.tensor_parallel_size()).ok().flatten();
+        let cards = Cards::look(&topology).ok().flatten();
         let plan = Plan::new(&topology, &checkpoint, cards.as_ref())?;
         texts(&checkpoint)?;
         Ok(topology.to_annotated_toml(&plan.computed()))
@@ -335,7 +344,7 @@ impl Prepared {
     ) -> Result<Self, EngineError> {
         let checkpoint = open(topology)?;
         // Whether the model can be divided as asked comes before the slower look at its tokenizer.
-        let cards = Cards::look(topology.devices(), topology.tensor_parallel_size()).map_err(DeviceError)?;
+        let cards = Cards::look(topology).map_err(DeviceError)?;
         let plan = Plan::new(topology, &checkpoint, cards.as_ref())?;
         let config = checkpoint.config();
         let limits = Limits {

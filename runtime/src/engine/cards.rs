@@ -3,11 +3,12 @@
 use consort_kernels::cuda::{
     arch::Arch,
     device::{CudaError, DeviceFacts, Selector, devices, free_bytes},
+    nccl,
     settings::Settings,
 };
 use consort_parallel::plan::{RankDevice, gpus};
 
-use crate::topology::DeviceSpec;
+use crate::topology::{AllReduce, DeviceSpec, Topology};
 
 /// One card for each rank, replica by replica.
 #[derive(Debug)]
@@ -30,9 +31,10 @@ pub(super) fn selector(device: DeviceSpec) -> Result<Selector, CudaError> {
 }
 
 impl Cards {
-    /// Those of `wanted`, in rank order, `ranks` for each replica; `None` where ranks compute on CPUs. Only they are
+    /// Those that a topology wants, in rank order, replica by replica; `None` where ranks compute on CPUs. Only they are
     /// opened, and only when they are known to do.
-    pub(super) fn look(wanted: &[DeviceSpec], ranks: usize) -> Result<Option<Cards>, CudaError> {
+    pub(super) fn look(topology: &Topology) -> Result<Option<Cards>, CudaError> {
+        let wanted = topology.devices();
         if wanted.iter().all(DeviceSpec::is_cpu) {
             return Ok(None);
         }
@@ -52,7 +54,7 @@ impl Cards {
             })
         };
         let facts: Vec<DeviceFacts> = wanted.iter().map(find).collect::<Result<_, _>>()?;
-        check(wanted, &facts, ranks)?;
+        check(topology, &facts, &|| nccl::facts(&settings).map(drop))?;
         let with_free = |facts: DeviceFacts| {
             let free_bytes = free_bytes(&settings, facts.ordinal)?;
             Ok(Card { facts, free_bytes })
@@ -83,9 +85,14 @@ impl Cards {
     }
 }
 
-/// Whether these cards, one for each of `wanted`, are different ones, of which the `ranks` of each replica can do the
-/// work together.
-fn check(wanted: &[DeviceSpec], facts: &[DeviceFacts], ranks: usize) -> Result<(), CudaError> {
+/// Whether these cards, one for each that is wanted, are different ones, of which the ranks of each replica can do the
+/// work together. `nccl` tells what is wrong with NCCL, if anything is.
+fn check(
+    topology: &Topology,
+    facts: &[DeviceFacts],
+    nccl: &dyn Fn() -> Result<(), String>,
+) -> Result<(), CudaError> {
+    let (wanted, ranks) = (topology.devices(), topology.tensor_parallel_size());
     for (at, card) in facts.iter().enumerate() {
         if let Some(rank) = facts[..at].iter().position(|other| other.ordinal == card.ordinal) {
             let reason = format!(
@@ -104,16 +111,41 @@ fn check(wanted: &[DeviceSpec], facts: &[DeviceFacts], ranks: usize) -> Result<(
         })?;
         let unreached =
             replica.iter().find(|peer| peer.ordinal != card.ordinal && !card.peers.contains(&peer.ordinal));
-        if let Some(peer) = unreached {
+        if let Some(peer) = unreached
+            && let Err(how) = without_reach(topology, nccl)
+        {
             return Err(CudaError::NoDevice {
                 wanted: format!("cuda:{}", peer.ordinal),
-                reason: format!(
-                    "cuda:{} cannot use its memory, and ranks sum over each other's (`consort doctor` shows which \
-                     cards can)",
-                    card.ordinal
-                ),
+                reason: format!("cuda:{} cannot use its memory, {how}", card.ordinal),
             });
         }
     }
+    if topology.all_reduce() == AllReduce::Nccl && ranks > 1 {
+        nccl().map_err(|lack| CudaError::NoDevice {
+            wanted: wanted.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+            reason: format!(
+                "all_reduce = \"nccl\", and {lack}\nInstall NCCL ({INSTALL}), or leave all_reduce out"
+            ),
+        })?;
+    }
     Ok(())
+}
+
+const INSTALL: &str = "`pip install nvidia-nccl-cu12`, or your distribution's libnccl2";
+
+/// Whether cards that cannot use each other's memory sum through NCCL; if not, why that is, and what would do.
+fn without_reach(topology: &Topology, nccl: &dyn Fn() -> Result<(), String>) -> Result<(), String> {
+    const CARDS: &str = "choose cards that can (`consort doctor` shows which)";
+    if topology.batch_invariant() {
+        return Err(format!(
+            "and with batch_invariant ranks sum over each other's memory, since NCCL has no fixed order of sums: \
+             {CARDS}, or leave batch_invariant off"
+        ));
+    }
+    if topology.all_reduce() == AllReduce::Kernels {
+        return Err(format!("as all_reduce = \"kernels\" needs: {CARDS}, or leave all_reduce out"));
+    }
+    nccl().map_err(|lack| {
+        format!("and without that ranks sum through NCCL: {lack}\nInstall NCCL ({INSTALL}), or {CARDS}")
+    })
 }

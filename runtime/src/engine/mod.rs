@@ -17,6 +17,8 @@ pub(crate) mod software_driver_tests;
 mod stream;
 mod submit;
 #[cfg(test)]
+mod sums_tests;
+#[cfg(test)]
 mod tests;
 mod validate;
 

@@ -219,7 +219,7 @@ pub(crate) fn plan_request(topology: &Topology, look: bool) -> Result<(PlanReque
     let ranks = topology.tensor_parallel_size();
     if !look {
         request.host_memory_bytes = None;
-    } else if let Some(cards) = Cards::look(topology.devices(), ranks).map_err(DeviceError)? {
+    } else if let Some(cards) = Cards::look(topology).map_err(DeviceError)? {
         request.devices = cards.devices(ranks);
     }
     request.formats = WeightFormat::ALL.to_vec();
@@ -314,6 +314,7 @@ pub(super) fn load_options(
         step_limit: STEP_LIMIT,
         deterministic: topology.batch_invariant(),
         separate_processes: topology.isolation() == Isolation::Process,
+        all_reduce: topology.all_reduce(),
     }
 }
 

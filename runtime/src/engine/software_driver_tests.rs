@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::{Engine, FinishReason, GenerateOptions, TextEvent};
 use crate::{
-    EngineBuilder,
+    AllReduce, EngineBuilder,
     error::{DeviceError, EngineError, RequestError},
     plan::Shortfall,
     testing,
@@ -75,15 +75,14 @@ pub(crate) async fn with_margins(engine: &Engine, prompt: &str, tokens: usize) -
     found
 }
 
-/// What [`with_margins`] found on these devices, against what it found on the CPU.
-pub(crate) fn assert_same_but_near_ties(devices: &str, got: &[(u32, f32)], expected: &[(u32, f32)]) {
-    // Both round the same inputs of the same products to BF16: only near ties may go the other way, and then what
-    // follows is another text.
+/// The same tokens as another engine's that rounds the same inputs of the same products to BF16: only near ties may go
+/// the other way, and then what follows is another text.
+pub(crate) fn assert_near(got: &[(u32, f32)], expected: &[(u32, f32)], what: &str) {
     let differs = got.iter().zip(expected).position(|((token, _), (theirs, _))| token != theirs);
     if let Some(at) = differs {
         let ((token, _), (theirs, margin)) = (got[at], expected[at]);
-        assert!(at >= 6, "{devices}: too few tokens are compared");
-        assert!(margin < 0.05, "{devices}: {token} instead of {theirs}, {margin} ahead");
+        assert!(at >= 6, "{what}: too few tokens are compared");
+        assert!(margin < 0.05, "{what}: {token} instead of {theirs}, {margin} ahead");
     }
 }
 
@@ -102,7 +101,7 @@ fn software_driver_engines_on_one_and_three_devices_say_what_the_cpu_says() {
                 let engine = tiny(&folder, devices).start().await.expect("it starts");
                 let got = with_margins(&engine, prompt, 24).await;
                 engine.shutdown(Duration::from_secs(5)).await;
-                assert_same_but_near_ties(devices, &got, &expected);
+                assert_near(&got, &expected, devices);
             }
         });
     });
@@ -185,10 +184,10 @@ fn software_driver_requests_over_three_devices_get_together_what_each_gets_alone
 }
 
 /// What a fault may cost: how long a step may take, how soon the engine is to answer again, and ranks built anew.
-struct Price {
-    step_limit: Duration,
-    answered: Duration,
-    restarts: [u32; 2],
+pub(super) struct Price {
+    pub(super) step_limit: Duration,
+    pub(super) answered: Duration,
+    pub(super) restarts: [u32; 2],
 }
 
 /// An engine over three devices, one of which the environment strikes: the request at hand ends with a typed error, and
@@ -196,18 +195,22 @@ struct Price {
 fn one_rank_is_lost(test: &str, fault: &str, price: &Price) -> Option<Report> {
     let test = format!("engine::software_driver_tests::{test}");
     let environment = [THREE, ("CONSORT_SOFTWARE_DRIVER_FAULTS", fault)];
-    in_child_reported(&test, &environment, || block_on(fail_and_answer(price)))
+    in_child_reported(&test, &environment, || {
+        // Only their launches are counted.
+        block_on(fail_and_answer(price, AllReduce::Kernels));
+    })
 }
 
-async fn fail_and_answer(price: &Price) {
+/// Returns why the request failed.
+pub(super) async fn fail_and_answer(price: &Price, all_reduce: AllReduce) -> String {
     let folder = checkpoint();
-    let engine = tiny(&folder, "cuda:0,cuda:1,cuda:2").step_limit(price.step_limit);
+    let engine = tiny(&folder, "cuda:0,cuda:1,cuda:2").step_limit(price.step_limit).all_reduce(all_reduce);
     let engine = engine.start().await.expect("it starts");
     let started = Instant::now();
     let stream = engine.generate("a prompt", greedy(60)).expect("admitted");
     let error = stream.collect().await.expect_err("a rank is lost");
     println!("after {:?}: {error}", started.elapsed());
-    let RequestError::Generation(GenerationError::ShardLost { reason }) = &error else { panic!("{error:?}") };
+    let RequestError::Generation(GenerationError::ShardLost { reason }) = error else { panic!("{error:?}") };
     assert!(reason.contains("rank "), "{reason}");
     // Sooner than a rank that leaves would give up waiting for one that waits for it.
     loop {
@@ -224,6 +227,7 @@ async fn fail_and_answer(price: &Price) {
     let [least, most] = price.restarts;
     assert!((least..=most).contains(&restarts.iter().sum()), "{restarts:?}");
     engine.shutdown(Duration::from_secs(5)).await;
+    reason
 }
 
 /// The others keep their weights.
@@ -231,7 +235,7 @@ const ONE_RANK: Price =
     Price { step_limit: Duration::from_secs(120), answered: Duration::from_secs(50), restarts: [1, 1] };
 
 /// Everything that was taken was given back, contexts and the library's handles included.
-fn assert_given_back(fault: &str, report: &Report) {
+pub(super) fn assert_given_back(fault: &str, report: &Report) {
     assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{fault}: {report:?}");
     for (taken, given_back) in
         [("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"), ("cublasLtCreate", "cublasLtDestroy")]

@@ -23,7 +23,7 @@ use consort_kernels::{
 };
 use consort_parallel::{
     checkpoint::Checkpoint,
-    model::{LoadOptions, STEP_LIMIT},
+    model::{AllReduce, LoadOptions, STEP_LIMIT},
     partition::Partition,
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -91,6 +91,7 @@ fn model_factory(folder: &TempDir, ranks: usize) -> ModelFactory {
         step_limit: STEP_LIMIT,
         deterministic: true,
         separate_processes: false,
+        all_reduce: AllReduce::Auto,
     };
     ModelFactory {
         checkpoint,

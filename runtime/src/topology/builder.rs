@@ -108,6 +108,13 @@ impl TopologyBuilder {
         self
     }
 
+    /// What ranks on GPUs sum with: `auto`, `kernels` or `nccl`.
+    #[must_use]
+    pub fn all_reduce(mut self, means: impl Into<String>) -> Self {
+        self.raw.parallel.all_reduce = by("all_reduce", means.into());
+        self
+    }
+
     /// Whether a request's tokens must not depend on what else runs: on GPUs a choice, on CPUs always so.
     #[must_use]
     pub fn batch_invariant(mut self, is_asked_for: bool) -> Self {

@@ -49,6 +49,7 @@ use std::{
 };
 
 use consort_kernels::device::Isa;
+pub use consort_parallel::model::AllReduce;
 
 pub use self::{
     builder::TopologyBuilder,
@@ -171,6 +172,7 @@ pub struct Topology {
     cpu_isa: Option<Isa>,
     batch_invariant: Option<bool>,
     isolation: Isolation,
+    all_reduce: AllReduce,
     block_size: usize,
     kv_cache_memory_bytes: Option<u64>,
     kv_offloading_bytes: Option<u64>,
@@ -345,6 +347,11 @@ impl Topology {
     /// What separates ranks from each other and from the engine.
     pub fn isolation(&self) -> Isolation {
         self.isolation
+    }
+
+    /// What ranks on GPUs sum with.
+    pub fn all_reduce(&self) -> AllReduce {
+        self.all_reduce
     }
 
     /// Whether all ranks are on the host's processor.

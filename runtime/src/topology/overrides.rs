@@ -47,6 +47,8 @@ pub struct Overrides {
     /// Has ranks on GPUs be processes where nobody says what separates ranks, as `consort serve` does. Programs that
     /// embed an engine must do something for that, so they ask for it.
     pub isolates_gpus: bool,
+    /// Replaces `parallel.all_reduce`.
+    pub all_reduce: Option<String>,
     /// Replaces all `[[node]]` by one with these `devices`, with commas between, and the number of ranks of lower
     /// layers.
     pub devices: Option<String>,
@@ -109,6 +111,7 @@ impl Overrides {
             ("--cpu-isa", self.cpu_isa.clone()),
             ("--batch-invariant", text(&self.batch_invariant)),
             ("--isolation", self.isolation.clone()),
+            ("--all-reduce", self.all_reduce.clone()),
             ("--devices", self.devices.clone()),
             ("--block-size", text(&self.block_size)),
             ("--kv-cache-memory-bytes", self.kv_cache_memory_bytes.clone()),

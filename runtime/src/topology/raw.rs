@@ -78,6 +78,8 @@ pub(super) struct RawParallel {
     pub(super) isolation: Leaf<String>,
     /// Whether ranks on GPUs are processes where nobody says what separates them; never in a file.
     pub(super) isolates_gpus: bool,
+    /// What ranks on GPUs sum with: `auto`, `kernels` or `nccl`.
+    pub(super) all_reduce: Leaf<String>,
 }
 
 /// Where it runs: one host of the ensemble.
@@ -174,6 +176,7 @@ impl RawTopology {
             "parallel.cpu_isa" => Slot::Text(&mut parallel.cpu_isa),
             "parallel.batch_invariant" => Slot::Truth(&mut parallel.batch_invariant),
             "parallel.isolation" => Slot::Text(&mut parallel.isolation),
+            "parallel.all_reduce" => Slot::Text(&mut parallel.all_reduce),
             "node.devices" => {
                 self.node = vec![RawNode::default()];
                 return self.node.first_mut()?.slot("devices");

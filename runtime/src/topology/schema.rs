@@ -17,7 +17,7 @@ const fn key(name: &'static str, flag: &'static str) -> Key {
 }
 
 /// Every key there is. [`RawTopology::slot`](super::raw::RawTopology::slot) has a place for each.
-pub(super) const KEYS: [Key; 28] = [
+pub(super) const KEYS: [Key; 29] = [
     key("model.path", "--model"),
     key("model.dtype", "--dtype"),
     key("model.max_model_len", "--max-model-len"),
@@ -29,6 +29,7 @@ pub(super) const KEYS: [Key; 28] = [
     key("parallel.cpu_isa", "--cpu-isa"),
     key("parallel.batch_invariant", "--batch-invariant"),
     key("parallel.isolation", "--isolation"),
+    key("parallel.all_reduce", "--all-reduce"),
     // There may be several nodes: only a file can tell them apart.
     Key { flag: None, in_environment: false, ..key("node.host", "") },
     key("node.devices", "--devices"),

@@ -97,6 +97,7 @@ pub(super) fn validate(
         &devices,
         &mut fields.violations,
     );
+    let all_reduce = words::all_reduce(&raw.parallel, &devices, &mut fields.violations);
     let cpu_isa = words::cpu_isa(&raw.parallel.cpu_isa, &mut fields.violations);
     let threads_per_rank =
         fields.optional_count("parallel.threads_per_rank", &raw.parallel.threads_per_rank, THREADS_MAX);
@@ -118,6 +119,7 @@ pub(super) fn validate(
         cpu_isa,
         batch_invariant: raw.parallel.batch_invariant.as_ref().map(|given| given.value),
         isolation,
+        all_reduce,
         block_size,
         kv_cache_memory_bytes,
         kv_offloading_bytes,

@@ -135,6 +135,8 @@ impl Sections<'_> {
         let is_served = topology.isolation == Isolation::Process;
         let origin = is_served.then_some("the default of `consort serve` on GPUs");
         self.line_of("parallel.isolation", &text(topology.isolation.name()), "", origin);
+        let note = if topology.is_on_cpus() { "no effect on CPUs" } else { "" };
+        self.text("parallel.all_reduce", topology.all_reduce.name(), note);
         let devices = topology.devices.iter().map(|device| Value::String(device.to_string())).collect();
         let devices = Value::Array(devices).to_string();
         if has_devices {

@@ -7,6 +7,7 @@
 #include "api.h"
 #include "capture.h"
 #include "memory.h"
+#include "settings.h"
 
 namespace software {
 
@@ -235,6 +236,7 @@ API cuCtxEnablePeerAccess(void* handle, unsigned flags) {
         if (flags) return INVALID_VALUE;
         if (!peer) return INVALID_CONTEXT;
         if (peer->device == context.device) return INVALID_DEVICE;
+        if (!settings().peers) return PEER_ACCESS_UNSUPPORTED;
         bool is_new = context.peers.insert(peer.get()).second;
         return is_new ? SUCCESS : PEER_ACCESS_ALREADY_ENABLED;
     });

@@ -174,7 +174,7 @@ API cuDeviceGetAttribute(int* value, int attribute, int ordinal) {
 API cuDeviceCanAccessPeer(int* can, int ordinal, int peer) {
     return of_device(__func__, ordinal, [&](Device&) -> int {
         if (!can || peer < 0 || peer >= static_cast<int>(devices().size())) return INVALID_VALUE;
-        *can = ordinal != peer;
+        *can = settings().peers && ordinal != peer;
         return SUCCESS;
     });
 }
@@ -184,8 +184,8 @@ API cuDeviceGetP2PAttribute(int* value, int attribute, int ordinal, int peer) {
         constexpr int PERFORMANCE_RANK = 1, ATTRIBUTES = 5;
         if (!value || peer < 0 || peer >= static_cast<int>(devices().size()) || peer == ordinal) return INVALID_VALUE;
         if (attribute < 1 || attribute > ATTRIBUTES) return INVALID_VALUE;
-        // Every pair is linked alike: rank 0, and everything supported.
-        *value = attribute != PERFORMANCE_RANK;
+        // Every pair is linked alike: rank 0, and everything supported, or nothing.
+        *value = settings().peers && attribute != PERFORMANCE_RANK;
         return SUCCESS;
     });
 }

@@ -52,6 +52,7 @@ Settings read() {
     all.memory_bytes = number("MEMORY", all.memory_bytes, 1, std::uint64_t(1) << 40);
     all.lag_ms = static_cast<int>(number("LAG_MS", 20, 0, 3'600'000));
     all.capability = static_cast<int>(number("CAPABILITY", 90, 80, 129));
+    all.peers = number("PEERS", 1, 0, 1) != 0;
     all.faults = text("FAULTS");
     all.trace = number("TRACE", 0, 0, 1) != 0;
     all.strict = number("STRICT", 1, 0, 1) != 0;

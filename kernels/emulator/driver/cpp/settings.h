@@ -28,6 +28,8 @@ struct Settings {
     int capability = 90;
     // Whether memory can be shared with other processes.
     bool shares = true;
+    // Whether the devices' kernels can use each other's memory.
+    bool peers = true;
     std::string faults;
     bool trace = false;
     // Whether a violation ends the process.

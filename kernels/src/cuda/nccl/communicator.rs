@@ -149,6 +149,17 @@ impl NcclCommunicator {
         self.state("go on").map(drop)
     }
 
+    /// Does what puts recorded operations into a stream, if the communicator has not ended; it does not end meanwhile. A
+    /// graph that recorded its operations is replayed in here: after its end they would use what it had.
+    pub fn while_it_lasts<T>(
+        &self,
+        enqueue: impl FnOnce() -> Result<T, KernelError>,
+    ) -> Result<T, KernelError> {
+        let life = self.life();
+        self.handle_of(&life)?;
+        enqueue()
+    }
+
     /// Ends it, and with it what it does on the device, for a reason that later calls repeat. From any thread, at any
     /// time; the first reason stays.
     pub fn abort(&self, reason: &str) {

@@ -116,6 +116,13 @@ pub enum NcclError {
     Device(Box<CudaError>),
 }
 
+impl NcclError {
+    /// Whether it tells of another rank that has gone, and not of this one.
+    pub fn is_of_a_peer(&self) -> bool {
+        matches!(self, NcclError::Call { code: sys::REMOTE_ERROR, .. })
+    }
+}
+
 impl From<CudaError> for NcclError {
     fn from(error: CudaError) -> NcclError {
         NcclError::Device(Box::new(error))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use consort_kernels::cuda::device::{Arena, ArenaPlan, CudaDevice, CudaError};
 
-use crate::model::LoadOptions;
+use crate::model::{AllReduce, LoadOptions};
 
 /// What a rank needs, before anything is taken.
 pub(super) struct Plans {
@@ -22,7 +22,8 @@ pub(super) struct Arenas {
 impl Plans {
     /// Nothing yet, of one of `ranks`.
     pub(super) fn new(ranks: usize, options: &LoadOptions) -> Plans {
-        let is_shared = options.separate_processes && ranks > 1;
+        // NCCL has its own ways between processes.
+        let is_shared = options.separate_processes && ranks > 1 && options.all_reduce != AllReduce::Nccl;
         Plans { own: ArenaPlan::new(), shared: is_shared.then(ArenaPlan::new) }
     }
 

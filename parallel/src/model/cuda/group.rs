@@ -1,10 +1,10 @@
-//! A rank among others: where their memory is, and how a wait for one that does not come ends.
+//! A rank among others: where their memory is, what it sums with, and how a wait for one that does not come ends.
 
 use std::{sync::Arc, time::Duration};
 
 use consort_kernels::{
     KernelError,
-    all_reduce::cuda::{AREA_WORDS, Peers, STOP_WORDS, Stopped, Why},
+    all_reduce::cuda::{AREA_WORDS, STOP_WORDS, Stopped, Why},
     cuda::device::{CudaDevice, CudaError, DeviceBuffer, HostWords},
 };
 
@@ -12,7 +12,8 @@ use super::{
     super::ModelError,
     arenas::Arenas,
     buffers::Buffers,
-    meeting::{self, Mapped},
+    meeting::{self, Mapped, Met},
+    sums::{Meeting, Sums, Wishes},
 };
 use crate::{
     collective::{AbortHandle, Collective, SharedWork, WorkUnderWay},
@@ -26,7 +27,7 @@ const LATE_SETTLE_LIMIT: Duration = Duration::from_secs(2);
 
 /// The present life of the group; nothing of an earlier one.
 pub(super) struct Group {
-    pub(super) peers: Peers,
+    pub(super) sums: Arc<Sums>,
     /// Memory of other processes at whose addresses the peers are.
     _mapped: Mapped,
     /// Kernels of this rank leave their waits when it is set.
@@ -38,24 +39,30 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Meets the other ranks; the device has nothing left to do.
+    /// Meets the other ranks; the device has nothing left to do. `limit` is for the others, and for the device's first
+    /// sums.
     pub(super) fn join(
         device: &Arc<CudaDevice>,
         buffers: &mut Buffers,
         arenas: &Arenas,
+        (wishes, limit): (Wishes, Duration),
         comm: &mut dyn Collective,
     ) -> Result<Group, ModelError> {
         let abort = Arc::new(HostWords::new(device, 1).map_err(KernelError::from)?);
-        let (peers, mapped) = meeting::meet(device, buffers, arenas, abort.address(0), comm)?;
+        let met = meeting::meet(device, buffers, arenas, (wishes, abort.address(0)), comm)?;
+        let Met { peers, mapped, agreement } = met;
         // The group may keep the notice for longer than the device lives.
         let word = Arc::downgrade(&abort);
-        comm.on_abort(Box::new(move || {
+        let leave = move || {
             if let Some(word) = word.upgrade() {
                 word.set(0, 1);
             }
-        }));
+        };
+        comm.on_abort(Box::new(leave.clone()));
+        let meeting = Meeting { device, buffers, comm: &mut *comm, leave: Box::new(leave), limit };
+        let sums = Arc::new(Sums::join(agreement, peers, meeting)?);
         Ok(Group {
-            peers,
+            sums,
             _mapped: mapped,
             _abort: abort,
             abort_handle: comm.abort_handle(),
@@ -66,10 +73,12 @@ impl Group {
 
     /// Before work is enqueued that touches the others' memory.
     pub(super) fn begin(&mut self, comm: &mut dyn Collective) -> Result<(), ModelError> {
-        if self.under_way.is_none() {
-            self.under_way = self.work.begin();
-        }
         if self.under_way.is_some() {
+            return Ok(());
+        }
+        self.under_way = self.work.begin();
+        if self.under_way.is_some() {
+            self.sums.begins();
             return Ok(());
         }
         // The group is aborted, and says why.
@@ -79,6 +88,7 @@ impl Group {
 
     /// When all that was enqueued has ended.
     pub(super) fn end(&mut self) {
+        self.sums.ended();
         self.under_way = None;
     }
 
@@ -96,8 +106,9 @@ impl Group {
         }
     }
 
-    /// Before this rank's memory is given back: nobody shall touch it any more. False if somebody may.
-    pub(super) fn leave(mut self, device: &CudaDevice) -> bool {
+    /// Before this rank's memory is given back: nobody shall touch it any more. False if somebody may. `forget` drops
+    /// what was recorded with what the rank sums with.
+    pub(super) fn leave(mut self, device: &CudaDevice, forget: impl FnOnce()) -> bool {
         self.abort_handle.abort("a rank gives its device's memory back");
         let limit = if device.is_late() { LATE_SETTLE_LIMIT } else { SETTLE_LIMIT };
         // One that is lost does nothing any more.
@@ -109,11 +120,12 @@ impl Group {
             return false;
         }
         self.end();
+        forget();
         self.work.close_and_wait(SETTLE_LIMIT)
     }
 
     /// Before a rank that lives on uses its memory in another epoch: nobody shall touch it from this one any more. Its
-    /// own device has ended its work. False if somebody may.
+    /// own device has ended its work, and nothing recorded is left. False if somebody may.
     pub(super) fn ends(mut self) -> bool {
         self.end();
         self.work.close_and_wait(SETTLE_LIMIT)
@@ -131,10 +143,13 @@ impl Group {
         let mut words = [0; STOP_WORDS];
         device.download(area.slice(AREA_WORDS - STOP_WORDS..AREA_WORDS), &mut words, limit)?;
         self.end();
+        if let Some(failure) = self.sums.failure() {
+            return Err(failure);
+        }
         match Stopped::of_words(words) {
-            // Whatever happened to the group since, this rank's work was done. Where a peer has stopped, what it left
-            // may be wrong: a step counts only if every rank gives its result, and that one gives none.
-            None => return Ok(()),
+            // Whatever happened to the group since, this rank's kernels were done. Where a peer has stopped, what it
+            // left may be wrong: a step counts only if every rank gives its result, and that one gives none.
+            None => return self.sums.check(comm),
             Some(Stopped { why: Why::PeerLate, peer, .. }) => {
                 let (rank, late) = (comm.rank(), Rank(peer as u16));
                 comm.abort_handle().abort(&format!("{rank} waited in vain for {late} on its device"));

@@ -9,7 +9,13 @@ use consort_kernels::{
     cuda::device::{CudaDevice, PeerMemory, Uuid},
 };
 
-use super::{super::ModelError, arenas::Arenas, buffers::Buffers, group::refusal};
+use super::{
+    super::ModelError,
+    arenas::Arenas,
+    buffers::Buffers,
+    group::refusal,
+    sums::{Agreement, Wishes, agree},
+};
 use crate::{collective::Collective, ids::Rank};
 
 /// Longest wait for what is left of an earlier epoch.
@@ -39,15 +45,23 @@ pub(super) struct Mapped {
     _memories: Vec<PeerMemory>,
 }
 
+/// What comes of a meeting.
+pub(super) struct Met {
+    /// Where the ranks' devices reach each other's memory, and sums by kernels are wanted.
+    pub(super) peers: Option<Peers>,
+    pub(super) mapped: Mapped,
+    pub(super) agreement: Agreement,
+}
+
 /// Meets the other ranks; the device has nothing left to do. `abort` is the address of a word that ends this rank's
 /// waits.
 pub(super) fn meet(
     device: &Arc<CudaDevice>,
     buffers: &mut Buffers,
     arenas: &Arenas,
-    abort: u64,
+    (wishes, abort): (Wishes, u64),
     comm: &mut dyn Collective,
-) -> Result<(Peers, Mapped), ModelError> {
+) -> Result<Met, ModelError> {
     // Nobody writes to an area any more once all ranks have come here, and to none before all are zeroed. The process
     // of a rank that was killed, and with it whatever its device still did, has ended before its successor is started,
     // without whom not all come here.
@@ -59,6 +73,14 @@ pub(super) fn meet(
     let met = met.iter().map(|bytes| Introduction::of_bytes(bytes)).collect::<Option<Vec<_>>>();
     let met = met.ok_or_else(|| refusal("a rank introduced itself with something else".to_owned()))?;
     check(&met, &mine)?;
+    let reach = met.iter().try_for_each(|peer| mine.reaches(peer, device));
+    if let Err(lack) = &reach {
+        tracing::debug!(lack, "ranks cannot sum by kernels");
+    }
+    let agreement = agree(comm, wishes, reach.is_ok())?;
+    if !agreement.kernels {
+        return Ok(Met { peers: None, mapped: Mapped { _memories: Vec::new() }, agreement });
+    }
     let own = PeerAddresses { buffer: buffers.exchange.address(), area: buffers.area.address() };
     let (addresses, memories) = if mine.shared_bytes > 0 {
         map(device, arenas, &met, own, comm)?
@@ -79,7 +101,7 @@ pub(super) fn meet(
     // has ended. What a process that was killed has left there is only ever a wrong number: a step counts if all ranks
     // give its result. Every rank launches the same operations in the same order, since all get the same steps.
     let peers = unsafe { Peers::new(rank, &addresses, capacity as usize, abort, multiprocessors)? };
-    Ok((peers, Mapped { _memories: memories }))
+    Ok(Met { peers: Some(peers), mapped: Mapped { _memories: memories }, agreement })
 }
 
 fn introduction(device: &CudaDevice, buffers: &Buffers, arenas: &Arenas) -> Introduction {
@@ -103,13 +125,8 @@ fn check(met: &[Introduction], mine: &Introduction) -> Result<(), ModelError> {
             let reason = "ranks that share memory between processes cannot meet ranks that do not";
             return Err(refusal(format!("{reason}: {rank} was loaded in another way")));
         }
-        if peer.shared_bytes == 0 && peer.process != mine.process {
-            let (process, ours) = (peer.process, mine.process);
-            return Err(refusal(format!(
-                "a rank in process {process} cannot share memory with one in process {ours}"
-            )));
-        }
-        let ends = |start: u64, elements: u64| elements.checked_mul(4).and_then(|bytes| start.checked_add(bytes));
+        let ends =
+            |start: u64, elements: u64| elements.checked_mul(4).and_then(|bytes| start.checked_add(bytes));
         let is_within = |end: Option<u64>| end.is_some_and(|end| end <= peer.shared_bytes);
         let (buffer, area) = (ends(peer.buffer, peer.capacity), ends(peer.area, AREA_WORDS as u64));
         if peer.shared_bytes > 0 && !(is_within(buffer) && is_within(area)) {
@@ -140,7 +157,6 @@ fn map(
             let count = descriptors.len();
             return Err(refusal(format!("{rank} gave {count} descriptors for its one piece of memory")));
         };
-        device.check_reaches(Uuid(peer.device)).map_err(KernelError::from)?;
         let memory = PeerMemory::map(device, descriptor.as_fd(), peer.shared_bytes, &rank.to_string());
         let memory = memory.map_err(KernelError::from)?;
         let start = memory.address();
@@ -151,6 +167,21 @@ fn map(
 }
 
 impl Introduction {
+    /// Whether kernels of this rank's device can use the peer's memory, or why not.
+    fn reaches(&self, peer: &Introduction, device: &CudaDevice) -> Result<(), String> {
+        self.shares_with(peer)?;
+        device.check_reaches(Uuid(peer.device)).map_err(|error| error.to_string())
+    }
+
+    /// Whether there is a way from one's addresses to the other's memory, whatever the devices can.
+    fn shares_with(&self, peer: &Introduction) -> Result<(), String> {
+        if peer.shared_bytes > 0 || peer.process == self.process {
+            return Ok(());
+        }
+        let (process, ours) = (peer.process, self.process);
+        Err(format!("a rank in process {process} cannot share memory with one in process {ours}"))
+    }
+
     fn to_bytes(self) -> Vec<u8> {
         let Introduction { process, multiprocessors, device, capacity, shared_bytes, buffer, area } = self;
         let short = [process, multiprocessors].into_iter().flat_map(u32::to_le_bytes);
@@ -211,15 +242,21 @@ mod tests {
         for (mine, peer) in [(shared, alone), (alone, shared)] {
             assert!(refused(mine, peer).contains("rank 1 was loaded in another way"));
         }
-        let elsewhere = refused(alone, Introduction { process: 8, ..alone });
-        assert!(elsewhere.contains("in process 8 cannot share memory with one in process 7"), "{elsewhere}");
+        let elsewhere = Introduction { process: 8, ..alone };
+        assert_eq!(alone.shares_with(&alone), Ok(()));
+        assert_eq!(shared.shares_with(&Introduction { process: 8, ..shared }), Ok(()));
+        let error = alone.shares_with(&elsewhere).unwrap_err();
+        assert_eq!(error, "a rank in process 8 cannot share memory with one in process 7");
         for peer in [
             Introduction { capacity: u64::MAX, ..shared },
             Introduction { capacity: (2 << 18) + 1, ..shared },
             Introduction { buffer: u64::MAX, ..shared },
             Introduction { area: (2 << 20) - 4, ..shared },
         ] {
-            assert!(refused(shared, peer).contains("rank 1 introduced itself with places beyond"), "{peer:?}");
+            assert!(
+                refused(shared, peer).contains("rank 1 introduced itself with places beyond"),
+                "{peer:?}"
+            );
         }
     }
 }

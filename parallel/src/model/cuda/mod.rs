@@ -7,6 +7,7 @@
 //! | `numbers` | what a step tells the device |
 //! | `step` | the launches, once for all: enqueued, or recorded for a graph |
 //! | `group`, `meeting` | the ranks' memory and how waits end |
+//! | `sums` | what ranks sum with: kernels, NCCL |
 //! | `draws` | tokens and log-probabilities |
 //!
 //! Decodes are replayed from graphs, one for each [frame](consort_kernels::attention::cuda::Frame) of batch and length,
@@ -20,6 +21,7 @@ mod meeting;
 mod numbers;
 mod shape;
 mod step;
+mod sums;
 mod weights;
 
 use std::{
@@ -47,6 +49,7 @@ use self::{
     numbers::StepNumbers,
     shape::{LOGIT_ROWS_MAX, RankShape},
     step::Step,
+    sums::Wishes,
     weights::{WeightPlan, Weights},
 };
 use super::{
@@ -91,6 +94,7 @@ pub(super) struct CudaLlama {
     kv_layout: KvLayout,
     max_batch_tokens: usize,
     step_limit: Duration,
+    wishes: Wishes,
     kept_rows: usize,
     /// For [`Model::logits`].
     host_logits: Vec<f32>,
@@ -225,6 +229,7 @@ impl CudaLlama {
             group: None,
             max_batch_tokens: options.max_batch_tokens,
             step_limit: options.step_limit,
+            wishes: Wishes { all_reduce: options.all_reduce, deterministic: options.deterministic },
             kept_rows: 0,
             host_logits: Vec::new(),
         })
@@ -241,13 +246,20 @@ impl CudaLlama {
         for (at, words) in numbers.copies() {
             device.upload(words, buffers.numbers.slice_mut(at..at + words.len()))?;
         }
-        let peers = group.as_ref().map(|group| group.peers);
+        let sums = group.as_ref().map(|group| Arc::clone(&group.sums));
+        let sums = sums.as_deref();
+        let blame = |error: KernelError, comm: &mut dyn Collective| match sums {
+            Some(sums) => sums.blame(error, comm),
+            None => error.into(),
+        };
         let mut layers = |launcher: &dyn Launcher, pool: &mut DeviceBuffer<bf16>| {
-            Step { launcher, shape, weights, buffers, pool, peers: peers.as_ref(), numbers }.layers()
+            Step { launcher, shape, weights, buffers, pool, sums, numbers }.layers()
         };
         let graph = match numbers.frame {
             Some(frame) => {
-                graphs.get(frame, pool.address(), || device.capture(|recorder| layers(recorder, pool)))?
+                let address = pool.address();
+                let record = || device.capture(|recorder| layers(recorder, pool));
+                graphs.get(frame, address, record).map_err(|error| blame(error, comm))?
             }
             None => None,
         };
@@ -256,18 +268,24 @@ impl CudaLlama {
             // Not before: a rank that leaves waits for all who have begun, and they may wait for it no longer.
             group.begin(comm)?;
         }
-        match graph {
-            Some(graph) => device.launch_graph(graph).map_err(KernelError::from)?,
-            None => layers(&**device, pool)?,
-        }
-        Ok(())
+        let launch = |graph| Ok(device.launch_graph(graph)?);
+        let launched = match (graph, sums) {
+            (Some(graph), Some(sums)) => sums.replay(|| launch(graph)),
+            (Some(graph), None) => launch(graph),
+            (None, _) => layers(&**device, pool),
+        };
+        launched.map_err(|error| blame(error, comm))
     }
 
     /// Makes the logits of kept rows.
-    fn make_logits(&mut self, kept: Range<usize>) -> Result<(), KernelError> {
-        let peers = self.group.as_ref().map(|group| &group.peers);
+    fn make_logits(&mut self, kept: Range<usize>, comm: &mut dyn Collective) -> Result<(), ModelError> {
+        let sums = self.group.as_ref().map(|group| &*group.sums);
         let head = self.weights.head();
-        step::logits(&*self.device, &self.shape, head, &mut self.buffers, peers, kept)
+        let launched = step::logits(&*self.device, &self.shape, head, &mut self.buffers, sums, kept);
+        launched.map_err(|error| match sums {
+            Some(sums) => sums.blame(error, comm),
+            None => error.into(),
+        })
     }
 
     /// Before work is enqueued in which ranks touch each other's memory.
@@ -323,7 +341,8 @@ impl Model for CudaLlama {
             ));
         }
         if comm.size() > 1 {
-            let joined = Group::join(&self.device, &mut self.buffers, &self.arenas, comm);
+            let wanted = (self.wishes, self.step_limit);
+            let joined = Group::join(&self.device, &mut self.buffers, &self.arenas, wanted, comm);
             if joined.is_err() {
                 // Others may know the addresses already.
                 Group::give_up(&self.device, comm);
@@ -381,7 +400,7 @@ impl Model for CudaLlama {
         let mut outcomes = Vec::with_capacity(requests.len());
         for group in draws::groups(requests, self.shape.vocabulary)? {
             self.begin_group_work(comm)?;
-            self.make_logits(group.rows.clone())?;
+            self.make_logits(group.rows.clone(), comm)?;
             let (device, shape, buffers) = (&*self.device, &self.shape, &mut self.buffers);
             let mut rows = Rows { device, shape, buffers, report, limit: self.step_limit };
             outcomes.extend(rows.outcomes(&group, &requests[group.rows.clone()])?);
@@ -396,7 +415,7 @@ impl Model for CudaLlama {
         check_logit_rows(&rows, self.kept_rows, LOGIT_ROWS_MAX)?;
         let elements = rows.len() * self.shape.vocabulary;
         self.begin_group_work(comm)?;
-        self.make_logits(rows)?;
+        self.make_logits(rows, comm)?;
         self.host_logits.resize(elements, 0.0);
         let from = self.buffers.logits.slice(0..elements);
         self.device.download(from, &mut self.host_logits, self.step_limit)?;
@@ -425,7 +444,8 @@ impl Drop for CudaLlama {
     /// Other ranks' devices may be reading this one's memory: it is given back when they have stopped, or never.
     fn drop(&mut self) {
         let Some(group) = self.group.take() else { return };
-        if !group.leave(&self.device) {
+        let graphs = &mut self.graphs;
+        if !group.leave(&self.device, || *graphs = Graphs::default()) {
             self.device.abandon(PEERS_WORK);
         }
     }

@@ -5,7 +5,6 @@
 
 use consort_kernels::{
     KernelError,
-    all_reduce::cuda::{Peers, all_gather_peers, all_reduce, all_reduce_rms_norm, prefers_one_shot},
     attention::cuda::{Inputs, attention},
     cuda::{DeviceSliceMut, Launcher, device::DeviceBuffer, row_stride},
     element::bf16,
@@ -21,6 +20,7 @@ use super::{
     buffers::{Buffers, scratch},
     numbers::StepNumbers,
     shape::{LayerShape, RankShape},
+    sums::Sums,
     weights::{Layer, Matrix, Vector, Weights},
 };
 
@@ -33,7 +33,7 @@ pub(super) struct Step<'a> {
     /// All pages, slot after slot.
     pub(super) pool: &'a mut DeviceBuffer<bf16>,
     /// `None` for a rank alone.
-    pub(super) peers: Option<&'a Peers>,
+    pub(super) sums: Option<&'a Sums>,
     pub(super) numbers: &'a StepNumbers,
 }
 
@@ -71,13 +71,13 @@ impl Step<'_> {
         let (tokens, table) = (b.numbers.slice(numbers.tokens()), weights.embedding.view().values);
         let elements = rows * shape.hidden;
         let (first, hidden) = (shape.first_token as usize, shape.hidden);
-        match self.peers {
+        match self.sums {
             None => {
                 embedding(launcher, tokens, table, hidden, first, b.residual.slice_mut(0..elements))?;
             }
-            Some(peers) => {
+            Some(sums) => {
                 embedding(launcher, tokens, table, hidden, first, b.exchange.slice_mut(0..elements))?;
-                all_reduce(launcher, peers, b.residual.slice_mut(0..elements))?;
+                sums.add(launcher, b.exchange.slice(0..elements), b.residual.slice_mut(0..elements))?;
             }
         }
         let out = b.normed.slice_mut(0..rows * row_stride(hidden));
@@ -166,36 +166,35 @@ impl Step<'_> {
         )
     }
 
-    /// Adds what all ranks made to the residual and normalises it for what comes next. Whether that is one launch or
-    /// two does not show in the bits.
+    /// Adds what all ranks made to the residual and normalises it for what comes next.
     fn add_and_normalise(&mut self, norm: &Vector) -> Result<(), KernelError> {
-        let Step { launcher, shape, numbers, peers, .. } = *self;
+        let Step { launcher, shape, numbers, sums, .. } = *self;
         let (rows, hidden, b) = (numbers.rows, shape.hidden, &mut *self.buffers);
         let elements = rows * hidden;
-        let (weight, out) = (norm.values.all(), rows * row_stride(hidden));
-        match peers {
-            Some(peers) if prefers_one_shot(elements, peers.count()) => {
-                let (residual, out) = (b.residual.slice_mut(0..elements), b.normed.slice_mut(0..out));
-                all_reduce_rms_norm(launcher, peers, residual, weight, shape.eps, out)
-            }
-            _ => {
-                let delta = summed(launcher, peers, b, elements)?;
-                let delta = if delta { b.delta.slice(0..elements) } else { b.exchange.slice(0..elements) };
-                let norm = Norm { weight, eps: shape.eps };
-                let (residual, out) = (b.residual.slice_mut(0..elements), b.normed.slice_mut(0..out));
-                rms_norm(launcher, residual, Some(delta), norm, out)
+        let norm = Norm { weight: norm.values.all(), eps: shape.eps };
+        let (part, residual) = (b.exchange.slice(0..elements), b.residual.slice_mut(0..elements));
+        let out = b.normed.slice_mut(0..rows * row_stride(hidden));
+        match sums {
+            None => rms_norm(launcher, residual, Some(part), norm, out),
+            Some(sums) => {
+                let delta = b.delta.slice_mut(0..elements);
+                sums.add_and_normalise(launcher, part, delta, residual, norm, out)
             }
         }
     }
 
     /// Normalises the output rows. `adds`: whether the last layer's part is still to be added.
     fn keep(&mut self, adds: bool) -> Result<(), KernelError> {
-        let Step { launcher, shape, numbers, peers, .. } = *self;
+        let Step { launcher, shape, numbers, sums, .. } = *self;
         let (elements, b) = (numbers.rows * shape.hidden, &mut *self.buffers);
-        let delta = match adds {
-            false => None,
-            true if summed(launcher, peers, b, elements)? => Some(b.delta.slice(0..elements)),
-            true => Some(b.exchange.slice(0..elements)),
+        let part = b.exchange.slice(0..elements);
+        let delta = match (adds, sums) {
+            (false, _) => None,
+            (true, None) => Some(part),
+            (true, Some(sums)) => {
+                sums.add(launcher, part, b.delta.slice_mut(0..elements))?;
+                Some(b.delta.slice(0..elements))
+            }
         };
         let norm = Norm { weight: self.weights.final_norm.values.all(), eps: shape.eps };
         let rows_of = b.numbers.slice(numbers.output_rows());
@@ -226,25 +225,13 @@ pub(super) fn rehearse_products(
     ready(activated, down, &mut b.exchange)
 }
 
-/// Sums what ranks exchange into `delta`; false for a rank alone, whose part is all there is.
-fn summed(
-    launcher: &dyn Launcher,
-    peers: Option<&Peers>,
-    b: &mut Buffers,
-    elements: usize,
-) -> Result<bool, KernelError> {
-    let Some(peers) = peers else { return Ok(false) };
-    all_reduce(launcher, peers, b.delta.slice_mut(0..elements))?;
-    Ok(true)
-}
-
 /// Logits `[rows, vocabulary]` of kept rows, whole on every rank.
 pub(super) fn logits(
     launcher: &dyn Launcher,
     shape: &RankShape,
     head: &Matrix,
     b: &mut Buffers,
-    peers: Option<&Peers>,
+    sums: Option<&Sums>,
     kept: std::ops::Range<usize>,
 ) -> Result<(), KernelError> {
     let (rows, stride) = (kept.len(), row_stride(shape.hidden));
@@ -254,11 +241,11 @@ pub(super) fn logits(
         linear(launcher, x, head.view(), None, y, &mut scratch, shape.ways.invariance)
     };
     let all = rows * shape.vocabulary;
-    match peers {
+    match sums {
         None => multiply(b.logits.slice_mut(0..all)),
-        Some(peers) => {
+        Some(sums) => {
             multiply(b.exchange.slice_mut(0..rows * head.outputs))?;
-            all_gather_peers(launcher, peers, rows, &shape.vocabularies, b.logits.slice_mut(0..all))
+            sums.gather(launcher, &b.exchange, rows, &shape.vocabularies, b.logits.slice_mut(0..all))
         }
     }
 }

@@ -9,8 +9,7 @@ use consort_software_driver::{Report, in_child};
 use super::*;
 use crate::{
     engine::software_driver_tests::{
-        THREE, answer, assert_same_but_near_ties, block_on, requests, tiny as tiny_on, together_and_alone,
-        with_margins,
+        THREE, answer, assert_near, block_on, requests, tiny as tiny_on, together_and_alone, with_margins,
     },
     error::RequestError,
 };
@@ -90,7 +89,7 @@ fn software_driver_three_cards_in_three_processes_say_what_three_threads_and_the
             assert_eq!(shards().keys().copied().collect::<Vec<_>>(), [0, 1, 2]);
             let got = with_margins(&engine, prompt, 24).await;
             assert_eq!(got, alone);
-            assert_same_but_near_ties("three processes", &got, &of_cpu);
+            assert_near(&got, &of_cpu, "three processes");
             let of_processes = mixed(&engine).await;
             for (of_thread, of_process) in of_threads.iter().zip(&of_processes) {
                 assert_eq!(of_thread.tokens, of_process.tokens);

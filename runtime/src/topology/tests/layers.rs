@@ -15,7 +15,7 @@ use consort_kernels::device::Isa;
 /// A key with a value for each layer, as TOML writes it: file, environment, flag.
 type Case = (&'static str, [&'static str; 3]);
 
-const CASES: [Case; 26] = [
+const CASES: [Case; 27] = [
     ("model.path", ["\"a.gguf\"", "\"b.gguf\"", "\"c.gguf\""]),
     ("model.dtype", ["\"float32\"", "\"auto\"", "\"bfloat16\""]),
     ("model.max_model_len", ["101", "102", "103"]),
@@ -27,6 +27,7 @@ const CASES: [Case; 26] = [
     ("parallel.cpu_isa", ["\"auto\"", "\"portable\"", "\"auto\""]),
     ("parallel.batch_invariant", ["true", "false", "true"]),
     ("parallel.isolation", ["\"process\"", "\"thread\"", "\"process\""]),
+    ("parallel.all_reduce", ["\"kernels\"", "\"nccl\"", "\"auto\""]),
     ("node.devices", ["[\"cpu:1\"]", "[\"cpu:2\"]", "[\"cpu:3\"]"]),
     ("cache.block_size", ["32", "48", "64"]),
     ("cache.kv_cache_memory_bytes", ["1001", "1002", "1003"]),
@@ -59,6 +60,7 @@ fn set(overrides: &mut Overrides, key: &str, value: &str) {
         "parallel.cpu_isa" => overrides.cpu_isa = text(),
         "parallel.batch_invariant" => overrides.batch_invariant = Some(value.parse().unwrap()),
         "parallel.isolation" => overrides.isolation = text(),
+        "parallel.all_reduce" => overrides.all_reduce = text(),
         "node.devices" => overrides.devices = text(),
         "cache.block_size" => overrides.block_size = number(),
         "cache.kv_cache_memory_bytes" => overrides.kv_cache_memory_bytes = text(),

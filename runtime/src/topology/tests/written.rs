@@ -73,6 +73,7 @@ fn every_value_is_written_with_its_origin() {
         "cpu_isa = \"portable\" # environment variable CONSORT_CPU_ISA",
         "batch_invariant = true # computed: CPUs always are",
         "isolation = \"thread\" # default",
+        "all_reduce = \"auto\" # default; no effect on CPUs",
         "# [[node]]",
         "# devices = [\"cpu\", \"cpu\"] # computed: one for each rank",
         "block_size = 16 # default",
@@ -137,7 +138,8 @@ fn topology(place: &Place, seed: &Seed) -> Topology {
         builder = builder.kv_cache_memory_bytes(seed.bytes.max(1) % (i64::MAX as u64)).api_key_env("KEY");
     }
     if seed.flags & 16 != 0 {
-        builder = builder.cpu_isa("portable");
+        // Kernels go with anything.
+        builder = builder.cpu_isa("portable").all_reduce(["auto", "kernels"][seed.choice % 2]);
     }
     if seed.flags & 32 != 0 {
         builder = builder.batch_invariant(seed.choice.is_multiple_of(2));

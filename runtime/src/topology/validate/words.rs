@@ -2,7 +2,13 @@
 
 use consort_kernels::device::Isa;
 
-use super::super::{DType, DeviceSpec, Isolation, error::Violations, excerpt::shown, raw::Leaf, suggest};
+use super::super::{
+    AllReduce, DType, DeviceSpec, Isolation,
+    error::Violations,
+    excerpt::shown,
+    raw::{Leaf, RawParallel},
+    suggest,
+};
 
 const DTYPES: [&str; 3] = ["bfloat16", "float32", "auto"];
 /// Other names of the same formats.
@@ -79,6 +85,42 @@ pub(super) fn isolation(
             Isolation::default()
         }
     }
+}
+
+const ALL_REDUCE_ALIASES: [(&str, &str); 5] = [
+    ("default", "auto"),
+    ("custom", "kernels"),
+    ("kernel", "kernels"),
+    ("one_shot", "kernels"),
+    ("two_shots", "kernels"),
+];
+
+/// What ranks on GPUs sum with. NCCL promises no order of sums, which `batch_invariant` asks for.
+pub(super) fn all_reduce(
+    parallel: &RawParallel,
+    devices: &[DeviceSpec],
+    violations: &mut Violations,
+) -> AllReduce {
+    const KEY: &str = "parallel.all_reduce";
+    let Some(given) = &parallel.all_reduce else { return AllReduce::default() };
+    let name = given.value.trim().to_lowercase();
+    let Some(means) = AllReduce::ALL.into_iter().find(|means| means.name() == name) else {
+        let problem = format!("\"{}\" is nothing that ranks sum with", shown(&given.value));
+        let remedy = suggest::for_word(&name, &AllReduce::ALL.map(AllReduce::name), &ALL_REDUCE_ALIASES);
+        violations.add(KEY, &given.origin, problem, remedy);
+        return AllReduce::default();
+    };
+    let invariant = parallel.batch_invariant.as_ref().filter(|invariant| invariant.value);
+    if let (AllReduce::Nccl, Some(invariant), false) =
+        (means, invariant, devices.iter().all(DeviceSpec::is_cpu))
+    {
+        let problem = "NCCL's sums have no fixed order, so tokens would depend on their company".to_owned();
+        let remedy = "use \"auto\" or \"kernels\", or leave batch_invariant off".to_owned();
+        let note = (&invariant.origin, "this asks for tokens that do not".to_owned());
+        violations.add_clash((KEY, &given.origin), problem, remedy, note);
+        return AllReduce::default();
+    }
+    means
 }
 
 /// The instruction set that is forced, if one is.

@@ -14,7 +14,7 @@ use consort_parallel::{
     collective::{Collective, Local, LocalGroup},
     ids::BlockId,
     kv::KvStore,
-    model::{Draw, LoadOptions, Model, RowRequest, kv_layout, load},
+    model::{AllReduce, Draw, LoadOptions, Model, RowRequest, kv_layout, load},
     partition::Partition,
 };
 
@@ -141,6 +141,7 @@ impl Ranked {
             step_limit: STEP_LIMIT,
             deterministic: plan.deterministic,
             separate_processes: false,
+            all_reduce: AllReduce::Auto,
         };
         let mut model = load(device, plan.checkpoint, partition, rank, &options, &|_, _| {})?;
         model.join(&mut comm)?;

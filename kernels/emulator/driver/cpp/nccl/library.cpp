@@ -139,10 +139,13 @@ ncclResult_t wait_until_joined(Communicator& communicator) {
     }
 }
 
-// The environment may want this rank's joining to fail or never to end: `ncclCommInitRankConfig@1:1=hang`.
+// The environment may want this rank's joining to fail or never to end: `ncclCommInitRankConfig@1:1=hang`. Or the call
+// itself: `ncclCommInitRankConfig@1.call:1=hang`.
 ncclResult_t faults_of_joining(Communicator& communicator) {
     std::string key = "ncclCommInitRankConfig@" + std::to_string(communicator.rank);
     int hangs = 0;
+    software_driver_count_call_or_hang((key + ".call").c_str(), &hangs);
+    while (hangs) usleep(100'000);
     int code = software_driver_count_call_or_hang(key.c_str(), &hangs);
     communicator.hangs = hangs != 0;
     return code ? refuse(static_cast<ncclResult_t>(code), key + " fails because the environment asks for it")
