@@ -86,7 +86,8 @@ fn software_driver_the_command_says_on_one_and_three_devices_what_it_says_on_the
     assert_eq!(answer("cuda:2,cuda:0,cuda:1"), expected);
 }
 
-const CARDS: [&str; 5] = ["--devices", "cuda:0,cuda:1,cuda:2", "--batch-invariant", "--served-model-name", "twin"];
+const CARDS: [&str; 5] =
+    ["--devices", "cuda:0,cuda:1,cuda:2", "--batch-invariant", "--served-model-name", "twin"];
 
 fn completion(server: &Served, seed: u64) -> Value {
     let body = json!({
@@ -128,7 +129,8 @@ fn software_driver_a_server_on_three_cards_has_a_process_for_each_and_answers_as
     let of_processes: Vec<Value> = (0..4).map(|seed| completion(&server, seed)).collect();
     assert_eq!(of_processes, of_threads);
 
-    let body = json!({"model": "twin", "prompt": "27", "max_tokens": 200, "stream": true, "ignore_eos": true});
+    let body =
+        json!({"model": "twin", "prompt": "27", "max_tokens": 200, "stream": true, "ignore_eos": true});
     let mut events = server.stream("/v1/completions", &body);
     events.next().unwrap();
     signal(first[&1], Signal::KILL);
@@ -145,7 +147,8 @@ fn software_driver_a_server_on_three_cards_has_a_process_for_each_and_answers_as
     let (status, errors) = server.end(Duration::from_secs(60));
     assert_eq!(status, Some(0), "{errors}");
     assert!(shards(pid).is_empty());
-    let of_ranks = reports(folder.path()).into_iter().filter(|report| report.calls.contains_key("cuMemCreate"));
+    let of_ranks =
+        reports(folder.path()).into_iter().filter(|report| report.calls.contains_key("cuMemCreate"));
     assert_eq!(of_ranks.count(), 3, "the killed one leaves none");
 }
 

@@ -123,7 +123,10 @@ pub trait Collective: Any + Send {
     /// Ranks of one process need none and have no way for them, and neither have processes whose group was not made for
     /// it.
     #[cfg(unix)]
-    fn exchange_descriptors(&mut self, mine: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>, CollectiveError> {
+    fn exchange_descriptors(
+        &mut self,
+        mine: &[BorrowedFd<'_>],
+    ) -> Result<Vec<Vec<OwnedFd>>, CollectiveError> {
         let problem = format!("its group has no way for them ({} were brought)", mine.len());
         let error = CollectiveError::Descriptors { rank: self.rank(), problem };
         self.abort_handle().abort(&error.to_string());

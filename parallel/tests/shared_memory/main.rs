@@ -22,8 +22,8 @@ use consort_parallel::collective::{Collective, LocalGroup, MAILBOX_RANKS_MAX, Se
 use roles::{ROLE, Role};
 use rustix::{
     net::{
-        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg,
-        socketpair,
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+        sendmsg, socketpair,
     },
     process::{Pid, Signal, kill_process},
 };
@@ -54,7 +54,11 @@ impl Process {
         let program = std::env::current_exe().expect("the test program has a path");
         let mut command = Command::new(program);
         command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
-        command.env(ROLE, role.to_string()).stdin(socket_with_descriptors(seat)).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+            .env(ROLE, role.to_string())
+            .stdin(socket_with_descriptors(seat))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         let mut child = command.spawn().expect("the test program starts again");
         let stderr = BufReader::new(child.stderr.take().expect("it is piped"));
         let (tell, lines) = channel();

@@ -64,7 +64,8 @@ impl PeerMemory {
     ) -> Result<PeerMemory, CudaError> {
         let doing = format!("map the memory of {whose}");
         let wanted = usize::try_from(bytes).ok().filter(|wanted| *wanted > 0);
-        let wanted = wanted.ok_or_else(|| device.misuse(format!("could not {doing}: it has {bytes} bytes")))?;
+        let wanted =
+            wanted.ok_or_else(|| device.misuse(format!("could not {doing}: it has {bytes} bytes")))?;
         let memory = SharedMemory::import(&device.context, descriptor, wanted, &doing)?;
         Ok(PeerMemory { memory: ArenaMemory::keep(Some(Memory::Shared(memory)), device) })
     }

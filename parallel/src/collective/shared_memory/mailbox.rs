@@ -114,7 +114,8 @@ impl Mailbox {
         let mut taken: Vec<Option<Vec<OwnedFd>>> = self.slots.iter().map(|_| None).collect();
         let outcome = (1..taken.len()).try_for_each(|_| {
             let Some((message, descriptors)) = self.next()? else {
-                let from = self.slots.iter().zip(&taken).position(|(slot, got)| slot.is_some() && got.is_none());
+                let from =
+                    self.slots.iter().zip(&taken).position(|(slot, got)| slot.is_some() && got.is_none());
                 return Err(format!("nothing has come from rank {}", from.unwrap_or_default()));
             };
             let (from, expected) = sender(&message).ok_or("a message of another kind has come")?;

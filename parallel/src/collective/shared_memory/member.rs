@@ -130,7 +130,10 @@ impl Collective for SharedMemory {
         board::exchange(self, mine)
     }
 
-    fn exchange_descriptors(&mut self, mine: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>, CollectiveError> {
+    fn exchange_descriptors(
+        &mut self,
+        mine: &[BorrowedFd<'_>],
+    ) -> Result<Vec<Vec<OwnedFd>>, CollectiveError> {
         let sent = match &self.mailbox {
             Some(mailbox) => mailbox.send(mine),
             None => Err("its group was made without mailboxes".to_owned()),

@@ -53,7 +53,9 @@ pub enum SharedMemoryError {
         ranks: usize,
     },
     /// No group with mailboxes has so many.
-    #[error("{ranks} ranks cannot send descriptors to each other: a group in which they do has {MAILBOX_RANKS_MAX} at most")]
+    #[error(
+        "{ranks} ranks cannot send descriptors to each other: a group in which they do has {MAILBOX_RANKS_MAX} at most"
+    )]
     MailboxRanks {
         /// How many were asked for.
         ranks: usize,

@@ -100,7 +100,10 @@ impl Collective for Seat {
         self.refuse("exchange")
     }
 
-    fn exchange_descriptors(&mut self, _mine: &[BorrowedFd<'_>]) -> Result<Vec<Vec<OwnedFd>>, CollectiveError> {
+    fn exchange_descriptors(
+        &mut self,
+        _mine: &[BorrowedFd<'_>],
+    ) -> Result<Vec<Vec<OwnedFd>>, CollectiveError> {
         self.refuse("exchange_descriptors")
     }
 

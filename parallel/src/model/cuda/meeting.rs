@@ -109,7 +109,8 @@ fn check(met: &[Introduction], mine: &Introduction) -> Result<(), ModelError> {
                 "a rank in process {process} cannot share memory with one in process {ours}"
             )));
         }
-        let ends = |start: u64, elements: u64| elements.checked_mul(4).and_then(|bytes| start.checked_add(bytes));
+        let ends =
+            |start: u64, elements: u64| elements.checked_mul(4).and_then(|bytes| start.checked_add(bytes));
         let is_within = |end: Option<u64>| end.is_some_and(|end| end <= peer.shared_bytes);
         let (buffer, area) = (ends(peer.buffer, peer.capacity), ends(peer.area, AREA_WORDS as u64));
         if peer.shared_bytes > 0 && !(is_within(buffer) && is_within(area)) {
@@ -219,7 +220,10 @@ mod tests {
             Introduction { buffer: u64::MAX, ..shared },
             Introduction { area: (2 << 20) - 4, ..shared },
         ] {
-            assert!(refused(shared, peer).contains("rank 1 introduced itself with places beyond"), "{peer:?}");
+            assert!(
+                refused(shared, peer).contains("rank 1 introduced itself with places beyond"),
+                "{peer:?}"
+            );
         }
     }
 }

@@ -10,8 +10,9 @@ use std::{
 };
 
 use cudarc::driver::sys::{
-    self, CUmemAccess_flags, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,
+    self, CUmemAccess_flags, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
+    CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation,
+    CUmemLocationType,
 };
 
 use super::{Context, memory::wanted};

@@ -171,7 +171,11 @@ fn software_driver_shared_memory_that_cannot_be_had_leaves_nothing_behind() {
             assert_eq!(mapped - failed("cuMemMap"), calls("cuMemUnmap"), "{fault}");
             assert_eq!(reserved - failed("cuMemAddressReserve"), calls("cuMemAddressFree"), "{fault}");
             let import = "cuMemImportFromShareableHandle";
-            assert_eq!(calls("cuMemCreate") + calls(import) - failed(import), calls("cuMemRelease"), "{fault}");
+            assert_eq!(
+                calls("cuMemCreate") + calls(import) - failed(import),
+                calls("cuMemRelease"),
+                "{fault}"
+            );
         }
     }
 }
@@ -183,7 +187,8 @@ fn software_driver_descriptors_of_other_things_and_lengths_are_refused() {
         let (first, second) = (open(settings, "cuda:0"), open(settings, "cuda:1"));
         let (arena, _numbers) = shared(&first);
         let nothing = std::fs::File::open("/dev/null").unwrap();
-        let error = PeerMemory::map(&second, nothing.as_fd(), arena.bytes(), "rank 7").unwrap_err().to_string();
+        let error =
+            PeerMemory::map(&second, nothing.as_fd(), arena.bytes(), "rank 7").unwrap_err().to_string();
         assert!(error.contains("cuda:1: could not map the memory of rank 7: cuMemImport"), "{error}");
         let descriptor = arena.export().unwrap();
         for bytes in [0, 1, arena.bytes() * 2, u64::MAX] {

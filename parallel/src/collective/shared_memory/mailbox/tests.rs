@@ -141,7 +141,10 @@ fn an_abort_frees_those_who_wait_for_a_rank_that_does_not_come_and_nothing_stays
     for rank in waiting {
         let (outcome, member) = rank.join().unwrap();
         let reason = "rank 2 was killed".into();
-        assert_eq!(outcome.unwrap_err(), CollectiveError::Aborted { rank: Collective::rank(&member), reason });
+        assert_eq!(
+            outcome.unwrap_err(),
+            CollectiveError::Aborted { rank: Collective::rank(&member), reason }
+        );
     }
     drop((seats, write));
     assert!(is_closed_everywhere(read));
@@ -177,9 +180,13 @@ fn too_many_descriptors_or_ranks_are_refused_and_so_is_who_has_no_mailbox() {
 #[test]
 fn descriptors_that_are_no_mailbox_are_refused() {
     let seats = SharedMemoryGroup::create_with_mailboxes(2).unwrap();
-    let own = || seats[0].mailbox().into_iter().map(|one| one.try_clone_to_owned().unwrap()).collect::<Vec<_>>();
+    let own =
+        || seats[0].mailbox().into_iter().map(|one| one.try_clone_to_owned().unwrap()).collect::<Vec<_>>();
     let problem = |descriptors| Mailbox::new(Rank(0), 2, descriptors).err().unwrap().to_string();
-    assert!(problem(own()[..1].iter().map(|one| one.try_clone().unwrap()).collect()).contains("1 descriptors for 2"));
+    assert!(
+        problem(own()[..1].iter().map(|one| one.try_clone().unwrap()).collect())
+            .contains("1 descriptors for 2")
+    );
     let mut with_file = own();
     with_file[1] = file("none");
     assert!(problem(with_file).contains("no socket"));
