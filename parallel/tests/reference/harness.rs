@@ -18,7 +18,7 @@ use consort_parallel::{
     collective::{Collective, LocalGroup, Seat, SharedMemory, SharedMemoryGroup},
     ids::{BlockId, Rank},
     kv::{KvGroups, KvStore},
-    model::{AllReduce, LoadOptions, Model, STEP_LIMIT, kv_layout, load},
+    model::{self, AllReduce, LoadOptions, Model, STEP_LIMIT, kv_layout, load},
     partition::Partition,
 };
 use safetensors::{Dtype as SafeDtype, tensor::TensorView};
@@ -174,6 +174,14 @@ pub(crate) fn teacher_forced_weighted(
                     let rank = comm.rank();
                     let device = setup.device(rank);
                     let mut model = load(&device, checkpoint, partition, rank, options, &|_, _| {}).unwrap();
+                    if let Device::Cuda(cuda) = &device {
+                        let config = checkpoint.config();
+                        let multiprocessors = cuda.facts().multiprocessors;
+                        let known =
+                            model::cuda::memory(config, partition, rank, options, multiprocessors).unwrap();
+                        let taken = (model.weight_bytes(), model.workspace_bytes());
+                        assert_eq!(taken, (known.weight_bytes, known.workspace_bytes), "known from headers");
+                    }
                     model.join(&mut *comm).unwrap();
                     let share = partition.share(rank);
                     let layout = kv_layout(checkpoint.config(), share, dtype, BLOCK_SIZE).unwrap();

@@ -180,9 +180,9 @@ impl Loads {
     }
 }
 
-/// Requests of all kinds at once: long and short prompts, greedy and sampled, penalties, log-probabilities.
-async fn mixed(engine: &Engine) -> Vec<Completion> {
-    let requests = (0..24_u32).map(|at| {
+/// So many requests of all kinds at once: long and short prompts, greedy and sampled, penalties, log-probabilities.
+async fn mixed(engine: &Engine, requests: u32) -> Vec<Completion> {
+    let requests = (0..requests).map(|at| {
         let len = 1 + (at * 37) % 300;
         let prompt: Vec<u32> = (0..len).map(|i| (i * 31 + at * 17) % 256).collect();
         let options = GenerateOptions {
@@ -204,21 +204,25 @@ async fn mixed(engine: &Engine) -> Vec<Completion> {
     futures_util::future::join_all(requests).await
 }
 
+fn assert_same(of_threads: &[Completion], of_processes: &[Completion]) {
+    assert_eq!(of_threads.len(), of_processes.len());
+    for (of_thread, of_process) in of_threads.iter().zip(of_processes) {
+        assert_eq!(of_thread.tokens, of_process.tokens);
+        assert_eq!(format!("{:?}", of_thread.logprobs), format!("{:?}", of_process.logprobs));
+        assert_eq!(format!("{:?}", of_thread.prompt_logprobs), format!("{:?}", of_process.prompt_logprobs));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn three_processes_say_what_three_threads_say() {
     let _guard = ONE_AT_A_TIME.lock().await;
     let folder = checkpoint();
     let threads = tiny(&folder, 3).start().await.expect("threads start");
-    let of_threads = mixed(&threads).await;
+    let of_threads = mixed(&threads, 24).await;
     threads.shutdown(Duration::from_secs(5)).await;
     let engine = isolated(&folder, 3, &processes()).start().await.expect("processes start");
     assert_eq!(shards().keys().copied().collect::<Vec<_>>(), [0, 1, 2]);
-    let of_processes = mixed(&engine).await;
-    for (of_thread, of_process) in of_threads.iter().zip(&of_processes) {
-        assert_eq!(of_thread.tokens, of_process.tokens);
-        assert_eq!(format!("{:?}", of_thread.logprobs), format!("{:?}", of_process.logprobs));
-        assert_eq!(format!("{:?}", of_thread.prompt_logprobs), format!("{:?}", of_process.prompt_logprobs));
-    }
+    assert_same(&of_threads, &mixed(&engine, 24).await);
     let ranks = engine.status().ensemble.ranks;
     assert!(ranks.iter().all(|rank| rank.weight_bytes > 0 && rank.kv_bytes > 0), "{ranks:?}");
     engine.shutdown(Duration::from_secs(5)).await;

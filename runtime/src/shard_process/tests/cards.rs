@@ -83,20 +83,14 @@ fn software_driver_three_cards_in_three_processes_say_what_three_threads_and_the
             cpu.shutdown(Duration::from_secs(5)).await;
             let threads = on_cards(&folder).start().await.expect("threads start");
             let alone = with_margins(&threads, prompt, 24).await;
-            let of_threads = mixed(&threads).await;
+            let of_threads = mixed(&threads, 8).await;
             threads.shutdown(Duration::from_secs(5)).await;
             let engine = isolated_on_cards(&folder).start().await.expect("processes start");
             assert_eq!(shards().keys().copied().collect::<Vec<_>>(), [0, 1, 2]);
             let got = with_margins(&engine, prompt, 24).await;
             assert_eq!(got, alone);
             assert_near(&got, &of_cpu, "three processes");
-            let of_processes = mixed(&engine).await;
-            for (of_thread, of_process) in of_threads.iter().zip(&of_processes) {
-                assert_eq!(of_thread.tokens, of_process.tokens);
-                assert_eq!(format!("{:?}", of_thread.logprobs), format!("{:?}", of_process.logprobs));
-                let (theirs, ours) = (&of_thread.prompt_logprobs, &of_process.prompt_logprobs);
-                assert_eq!(format!("{theirs:?}"), format!("{ours:?}"));
-            }
+            assert_same(&of_threads, &mixed(&engine, 8).await);
             let ranks = engine.status().ensemble.ranks;
             assert!(ranks.iter().all(|rank| rank.weight_bytes > 0 && rank.kv_bytes > 0), "{ranks:?}");
             engine.shutdown(Duration::from_secs(5)).await;
@@ -118,9 +112,6 @@ fn software_driver_each_process_opens_its_own_card_and_the_engine_keeps_none() {
         block_on(async {
             let folder = checkpoint();
             let engine = isolated_on_cards(&folder).start().await.expect("processes start");
-            let memory: Vec<u64> = engine.status().ensemble.ranks.iter().map(|rank| rank.kv_bytes).collect();
-            assert!(memory.iter().all(|bytes| *bytes > 0), "{memory:?}");
-            // Memory for a few of the sixteen would not do more: what matters is that all give way to each other.
             together_and_alone(&engine, &requests(16, 12)).await;
             engine.shutdown(Duration::from_secs(5)).await;
         });

@@ -1,10 +1,17 @@
 //! Frames that are damaged, too long or of another version.
 
+use std::{os::fd::OwnedFd, sync::Arc};
+
 use bytes::{BufMut, BytesMut};
 use consort_actors::{Epoch, Step, plan::StepResult};
 use proptest::prelude::*;
 
-use super::super::frame::{FRAME_BYTES_MAX, FrameError, PROTOCOL, ToParent, ToShard, codec, decode, encode};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use super::super::{
+    frame::{FRAME_BYTES_MAX, FrameError, PROTOCOL, ToParent, ToShard, codec, decode, encode},
+    socket::{DESCRIPTORS_MAX, FrameReader, FrameWriter, Received, Wait},
+};
 
 fn result() -> ToParent {
     let (epoch, step) = (Epoch(3), Step(17));
@@ -45,6 +52,36 @@ fn a_frame_of_another_version_is_refused_as_that() {
     frame[4] = PROTOCOL + 1;
     let error = decode::<ToParent>(&mut codec(), &mut frame).expect_err("another version");
     assert!(matches!(error, FrameError::Version { got } if got == PROTOCOL + 1), "{error}");
+}
+
+#[test]
+fn as_many_descriptors_come_with_a_frame_as_went_with_it() {
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("sockets");
+    let (mut writer, mut reader) = (FrameWriter::new(Arc::new(ours)), FrameReader::new(Arc::new(theirs)));
+    let files = |count: usize| -> Vec<OwnedFd> {
+        (0..count).map(|_| std::fs::File::open("/dev/null").expect("it is there").into()).collect()
+    };
+    let rejoin = |count: usize| ToShard::Rejoin { epoch: Epoch(count as u64), descriptors: count as u8 };
+    // One behind the other, before any is looked at.
+    for count in [DESCRIPTORS_MAX, 0, 1, DESCRIPTORS_MAX - 1] {
+        writer.push(&rejoin(count), files(count)).expect("no more than there may be");
+    }
+    assert!(writer.flush(Wait::Forever).expect("there is room"));
+    for count in [DESCRIPTORS_MAX, 0, 1, DESCRIPTORS_MAX - 1] {
+        let message = loop {
+            if let Some(message) = reader.message::<ToShard>().expect("no damage") {
+                break message;
+            }
+            assert_eq!(reader.fill(Wait::Never).expect("no more than may wait"), Received::Bytes);
+        };
+        assert_eq!(message, rejoin(count));
+        assert!(reader.descriptors(u8::MAX).is_none(), "no message has so many");
+        assert_eq!(reader.descriptors(count as u8).map(|all| all.len()), Some(count));
+    }
+    assert!(reader.descriptors(1).is_none(), "none is left");
+    let refused = writer.push(&rejoin(DESCRIPTORS_MAX + 1), files(DESCRIPTORS_MAX + 1));
+    assert!(matches!(refused, Err(FrameError::Descriptors)), "{refused:?}");
 }
 
 proptest! {
