@@ -17,8 +17,8 @@ use consort_parallel::{
     ids::{BlockId, Rank},
     kv::KvStore,
     model::{
-        self, AllReduce, Draw, LoadError, LoadOptions, ModelError, PromptToken, RowRequest, STEP_LIMIT, TokenLogprobs,
-        kv_layout, load,
+        self, AllReduce, Draw, LoadError, LoadOptions, ModelError, PromptToken, RowRequest, STEP_LIMIT,
+        TokenLogprobs, kv_layout, load,
     },
     partition::Partition,
 };

@@ -93,7 +93,8 @@ fn met(all_reduce: AllReduce, place: Place) -> Vec<Result<(), ModelError>> {
 
 #[test]
 fn software_driver_devices_that_cannot_reach_each_other_sum_through_nccl_or_say_what_to_do() {
-    let test = "sums::software_driver_devices_that_cannot_reach_each_other_sum_through_nccl_or_say_what_to_do";
+    let test =
+        "sums::software_driver_devices_that_cannot_reach_each_other_sum_through_nccl_or_say_what_to_do";
     let apart = [THREE, ("CONSORT_SOFTWARE_DRIVER_PEERS", "0")];
     let report = in_child_reported(test, &apart, || {
         let (prompts, _) = tiny::reference(FIXTURE);

@@ -29,7 +29,9 @@ use crate::{
     server::ServerSettings,
     shard_process::{self, ProcessFactory, Processes},
     text::{ChatTemplate, Tokenizer},
-    topology::{self, AllReduce, Broken, DeviceSpec, Environment, Isolation, Overrides, Topology, TopologyError},
+    topology::{
+        self, AllReduce, Broken, DeviceSpec, Environment, Isolation, Overrides, Topology, TopologyError,
+    },
 };
 
 /// What is told while ranks load.

@@ -115,7 +115,9 @@ fn check(
     if topology.all_reduce() == AllReduce::Nccl && ranks > 1 {
         nccl().map_err(|lack| CudaError::NoDevice {
             wanted: wanted.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
-            reason: format!("all_reduce = \"nccl\", and {lack}\nInstall NCCL ({INSTALL}), or leave all_reduce out"),
+            reason: format!(
+                "all_reduce = \"nccl\", and {lack}\nInstall NCCL ({INSTALL}), or leave all_reduce out"
+            ),
         })?;
     }
     Ok(())
@@ -136,8 +138,6 @@ fn without_reach(topology: &Topology, nccl: &dyn Fn() -> Result<(), String>) -> 
         return Err(format!("as all_reduce = \"kernels\" needs: {CARDS}, or leave all_reduce out"));
     }
     nccl().map_err(|lack| {
-        format!(
-            "and without that ranks sum through NCCL: {lack}\nInstall NCCL ({INSTALL}), or {CARDS}"
-        )
+        format!("and without that ranks sum through NCCL: {lack}\nInstall NCCL ({INSTALL}), or {CARDS}")
     })
 }

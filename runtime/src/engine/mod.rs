@@ -14,10 +14,10 @@ mod plan;
 mod sizing;
 #[cfg(test)]
 mod software_driver_tests;
-#[cfg(test)]
-mod sums_tests;
 mod stream;
 mod submit;
+#[cfg(test)]
+mod sums_tests;
 #[cfg(test)]
 mod tests;
 mod validate;

@@ -18,9 +18,7 @@ use std::{sync::Arc, time::Duration};
 
 use consort_kernels::{
     KernelError,
-    all_reduce::cuda::{
-        Means, Peers, Way, WayTable, all_gather_peers, all_reduce_by, all_reduce_rms_norm,
-    },
+    all_reduce::cuda::{Means, Peers, Way, WayTable, all_gather_peers, all_reduce_by, all_reduce_rms_norm},
     cuda::{
         DeviceSlice, DeviceSliceMut, Launcher,
         device::{CudaDevice, DeviceBuffer},
@@ -198,7 +196,8 @@ impl Sums {
 
     /// Whose failure an error of a launch is: where the communicator has ended, the one for which it was ended.
     pub(super) fn blame(&self, error: KernelError, comm: &mut dyn Collective) -> ModelError {
-        let has_ended = matches!(&error, KernelError::Nccl(nccl) if matches!(**nccl, NcclError::Ended { .. }));
+        let has_ended =
+            matches!(&error, KernelError::Nccl(nccl) if matches!(**nccl, NcclError::Ended { .. }));
         if !has_ended {
             return error.into();
         }
@@ -282,7 +281,8 @@ fn together<T>(
         Ok(_) => String::new(),
         Err(error @ NcclError::JoinTimeout { .. }) => {
             // Others may wait for ever.
-            let advice = "without NCCL ranks sum with all_reduce = \"kernels\", where their devices reach each other";
+            let advice =
+                "without NCCL ranks sum with all_reduce = \"kernels\", where their devices reach each other";
             comm.abort_handle().abort(&format!("{error} ({advice})"));
             error.to_string()
         }

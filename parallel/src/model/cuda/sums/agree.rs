@@ -154,7 +154,8 @@ mod tests {
 
     #[test]
     fn ranks_sum_with_what_all_have_and_what_is_wanted() {
-        let settle = |wishes: Wishes, offers: &[Offer]| wishes.settle(offers).map_err(|error| error.to_string());
+        let settle =
+            |wishes: Wishes, offers: &[Offer]| wishes.settle(offers).map_err(|error| error.to_string());
         let auto = wishes(AllReduce::Auto, false);
         let id = some_id();
         assert_eq!(settle(auto, &offers(true, true, id)), Ok((true, id)));

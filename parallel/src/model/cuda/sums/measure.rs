@@ -170,12 +170,8 @@ mod tests {
 
     #[test]
     fn ranks_understand_each_others_timings_and_nothing_else() {
-        let timing = Timing {
-            elements: 1 << 40,
-            one_shot_us: Some(1.5),
-            two_shots_us: None,
-            nccl_us: Some(0.0),
-        };
+        let timing =
+            Timing { elements: 1 << 40, one_shot_us: Some(1.5), two_shots_us: None, nccl_us: Some(0.0) };
         let bytes = encode(&timing, Duration::from_micros(17));
         assert_eq!(decode(&bytes), Some((timing, Duration::from_micros(17))));
         assert_eq!(decode(&bytes[1..]), None);
