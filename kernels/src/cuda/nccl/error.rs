@@ -184,6 +184,22 @@ mod tests {
     }
 
     #[test]
+    fn only_the_loss_of_another_rank_is_of_a_peer() {
+        let call = |code| NcclError::Call {
+            rank: 1,
+            ranks: 3,
+            device: "cuda:4".into(),
+            doing: "go on".into(),
+            function: "ncclCommGetAsyncError",
+            text: "an error".into(),
+            code,
+        };
+        assert!(call(sys::REMOTE_ERROR).is_of_a_peer());
+        assert!(!call(sys::SYSTEM_ERROR).is_of_a_peer());
+        assert!(!NcclError::Ended { rank: 1, ranks: 3, reason: "the end".into() }.is_of_a_peer());
+    }
+
+    #[test]
     fn an_error_fits_in_a_result_without_a_box() {
         assert!(size_of::<NcclError>() <= 112, "{}", size_of::<NcclError>());
     }

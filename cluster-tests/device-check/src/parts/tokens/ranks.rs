@@ -141,7 +141,8 @@ impl Ranked {
             step_limit: STEP_LIMIT,
             deterministic: plan.deterministic,
             separate_processes: false,
-            all_reduce: AllReduce::Auto,
+            // NCCL refuses ranks that share a card.
+            all_reduce: AllReduce::Kernels,
         };
         let mut model = load(device, plan.checkpoint, partition, rank, &options, &|_, _| {})?;
         model.join(&mut comm)?;

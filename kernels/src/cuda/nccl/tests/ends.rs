@@ -3,7 +3,10 @@
 use std::{collections::BTreeSet, fs, sync::Mutex, time::Instant};
 
 use super::*;
-use crate::{KernelError, cuda::device::CudaError};
+use crate::{
+    KernelError,
+    cuda::{Launcher, device::CudaError},
+};
 
 const FAULTS: &str = "CONSORT_SOFTWARE_DRIVER_FAULTS";
 const LEN: usize = 2000;
@@ -171,6 +174,33 @@ fn software_driver_a_dropped_communicator_ends_a_sum_to_which_nobody_else_comes(
             member.together.wait();
         });
         assert_eq!(left_over(), 0);
+    });
+}
+
+#[test]
+fn software_driver_a_graph_is_not_replayed_once_its_communicator_has_ended() {
+    let test = "software_driver_a_graph_is_not_replayed_once_its_communicator_has_ended";
+    over_devices(module_path!(), test, "1", &[], |settings| {
+        with_ranks(settings, 1, |member| {
+            let Member { device, communicator, .. } = member;
+            let (from, mut to) = buffers(device, &[1.0f32; 4], 4);
+            // SAFETY: the buffers outlive the graph, which is gone before the communicator.
+            let record = |launcher: &dyn Launcher| unsafe {
+                communicator.all_reduce(launcher, from.all(), to.all_mut())
+            };
+            let graph = device.capture(record).unwrap();
+            let replay = || communicator.while_it_lasts(|| Ok(device.launch_graph(&graph)?));
+            replay().unwrap();
+            device.synchronize("sum", LIMIT).unwrap();
+            communicator.abort("the epoch has ended");
+            let mut is_replayed = false;
+            let refused = communicator.while_it_lasts(|| {
+                is_replayed = true;
+                Ok(())
+            });
+            let KernelError::Nccl(error) = refused.unwrap_err() else { panic!("another error") };
+            assert!(matches!(*error, NcclError::Ended { .. }) && !is_replayed, "{error}");
+        });
     });
 }
 
