@@ -8,6 +8,8 @@ mod compute;
 mod executor;
 mod message;
 mod progress;
+mod sequence;
+mod step;
 
 #[cfg(test)]
 mod bits_tests;
