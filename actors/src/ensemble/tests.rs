@@ -60,6 +60,7 @@ fn request(first: u32, prompt_len: u32, max_tokens: usize) -> Request {
         prompt_logprobs: None,
         priority: 0,
         cache_salt: None,
+        awaits_tokens: false,
     }
 }
 

@@ -193,6 +193,7 @@ fn requests(random: &mut Random, vocabulary: usize) -> Vec<Request> {
             prompt_logprobs: (random.below(2) == 0).then_some(1),
             priority: 0,
             cache_salt: None,
+            awaits_tokens: false,
             prompt,
         }
     };

@@ -42,6 +42,7 @@ pub(super) const KEYS: [Key; 28] = [
     key("scheduler.max_num_batched_tokens", "--max-num-batched-tokens"),
     key("scheduler.max_waiting_requests", "--max-waiting-requests"),
     key("scheduler.priority_aging_ms", "--priority-aging-ms"),
+    key("scheduler.async_scheduling", "--async-scheduling"),
     Key { flag: None, ..key("server.listen", "") },
     key("server.api_key_env", "--api-key-env"),
     key("server.max_body_bytes", "--max-body-bytes"),

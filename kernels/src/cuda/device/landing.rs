@@ -106,6 +106,9 @@ impl Drop for Landing {
 
 impl fmt::Debug for Landing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Landing").field("room", &self.room).field("words", &self.words).finish_non_exhaustive()
+        f.debug_struct("Landing")
+            .field("room", &self.room)
+            .field("words", &self.words)
+            .finish_non_exhaustive()
     }
 }

@@ -51,8 +51,8 @@ use self::{
     weights::{WeightPlan, Weights},
 };
 use super::{
-    LoadError, LoadOptions, Model, ModelError, Overlap, RowOutcome, RowRequest, check_layout, check_logit_rows,
-    kv_layout,
+    LoadError, LoadOptions, Model, ModelError, Overlap, RowOutcome, RowRequest, check_layout,
+    check_logit_rows, kv_layout,
 };
 use crate::{
     batch::{Batch, BatchLimits},

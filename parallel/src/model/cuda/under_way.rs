@@ -102,7 +102,9 @@ impl UnderWay {
         limit: Duration,
     ) -> Result<Option<Ended>, ModelError> {
         let Some(step) = self.steps.front_mut() else {
-            return Err(ModelError::Batch("the end of a step is waited for, and none is under way".to_owned()));
+            return Err(ModelError::Batch(
+                "the end of a step is waited for, and none is under way".to_owned(),
+            ));
         };
         let found = step.results.take(patience, self.since, limit).map_err(KernelError::from)?;
         let Some(words) = found else { return Ok(None) };
