@@ -12,6 +12,8 @@ mod sequence;
 mod step;
 
 #[cfg(test)]
+mod beside;
+#[cfg(test)]
 mod bits_tests;
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,7 @@
 //! The real executor over a model that is a pure function of the tokens in its pages.
 
+mod overlap;
+
 use std::{
     collections::BTreeMap,
     sync::{

@@ -11,6 +11,7 @@
 //! | `MEMORY` | bytes of each | 1 GiB |
 //! | `ORDER` | when work runs: `lazy`, only when somebody waits for it; `eager`; `random:SEED` | lazy |
 //! | `LAG_MS` | when it runs although nobody waits for it | 20 |
+//! | `GRAPH_MS` | least time that each replay of a graph takes on its device | 0 |
 //! | `CAPABILITY` | compute capability, as 90 | 90 |
 //! | `FAULTS` | `cuLaunchKernel:7=700,cuMemAlloc_v2:2=2`: the n-th call fails so; see below | |
 //! | `TRACE` | 1: tell on stderr what runs | 0 |
