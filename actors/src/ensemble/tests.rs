@@ -3,6 +3,7 @@
 mod failing;
 mod joining;
 mod panics;
+mod pipelines;
 mod replicas;
 
 use std::{

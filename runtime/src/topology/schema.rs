@@ -17,7 +17,7 @@ const fn key(name: &'static str, flag: &'static str) -> Key {
 }
 
 /// Every key there is. [`RawTopology::slot`](super::raw::RawTopology::slot) has a place for each.
-pub(super) const KEYS: [Key; 28] = [
+pub(super) const KEYS: [Key; 29] = [
     key("model.path", "--model"),
     key("model.dtype", "--dtype"),
     key("model.max_model_len", "--max-model-len"),
