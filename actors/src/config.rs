@@ -180,6 +180,7 @@ mod tests {
             prompt_logprobs: None,
             priority: 0,
             cache_salt: None,
+            awaits_tokens: false,
         }
     }
 

@@ -30,6 +30,9 @@ pub struct Request {
     pub priority: i32,
     /// Only requests with the same salt share cached prefixes.
     pub cache_salt: Option<CacheSalt>,
+    /// Whether each step must know the tokens before it, as where a grammar says what may follow: then none is planned
+    /// for it before they have come. Others go on beside it.
+    pub awaits_tokens: bool,
 }
 
 /// What a generation's stream yields, in order; `Finished` or `Failed` is the last.

@@ -4,12 +4,16 @@ use std::ops::Range;
 
 use consort_kernels::attention::PagedSpan;
 
-use crate::{ids::BlockId, model::ModelError};
+use crate::{
+    ids::BlockId,
+    model::{ModelError, row_of},
+};
 
 /// The new tokens of one step. Rows of all activations are in the order of `tokens`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// New tokens of every span, concatenated.
+    /// New tokens of every span, concatenated. In a step that is begun while another is under way, one that the other
+    /// draws may stand here as [`drawn_by`](crate::model::drawn_by) its row.
     pub tokens: Vec<u32>,
     /// Absolute position of each token in its sequence; same length as `tokens`.
     pub positions: Vec<u32>,
@@ -46,6 +50,8 @@ pub(crate) struct BatchLimits {
     pub(crate) groups: usize,
     pub(crate) block_size: usize,
     pub(crate) num_blocks: usize,
+    /// Rows of a step under way whose tokens may be named.
+    pub(crate) drawn: usize,
 }
 
 impl Batch {
@@ -86,7 +92,7 @@ impl Batch {
 
     /// Checks everything that models index with, so that a scheduler's mistake is an error and never a wrong read.
     pub(crate) fn check(&self, limits: BatchLimits) -> Result<(), ModelError> {
-        let BatchLimits { max_tokens, vocab_size, groups, block_size, num_blocks } = limits;
+        let BatchLimits { max_tokens, vocab_size, groups, block_size, num_blocks, drawn } = limits;
         let refuse = |reason: String| Err(ModelError::Batch(reason));
         let rows = self.tokens.len();
         if rows > max_tokens || self.positions.len() != rows {
@@ -95,8 +101,16 @@ impl Batch {
                 "{rows} tokens with {positions} positions; the model takes {max_tokens} a step"
             ));
         }
-        if let Some(token) = self.tokens.iter().find(|token| **token as usize >= vocab_size) {
-            return refuse(format!("token {token} is outside the vocabulary of {vocab_size}"));
+        for &token in &self.tokens {
+            match row_of(token) {
+                Some(row) if row >= drawn => {
+                    return refuse(format!("a token of row {row}, where {drawn} rows draw any"));
+                }
+                None if token as usize >= vocab_size => {
+                    return refuse(format!("token {token} is outside the vocabulary of {vocab_size}"));
+                }
+                _ => {}
+            }
         }
         if self.tables.len() != groups {
             return refuse(format!("block tables of {} groups for a model of {groups}", self.tables.len()));

@@ -1,7 +1,7 @@
 //! A factory of model-free executors whose faults tests choose.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{
         Arc, Condvar, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -15,7 +15,7 @@ use crate::{
     error::ShardError,
     ids::{Epoch, SequenceId},
     plan::{Output, Sampled, SpanOutput, StepPlan, StepResult, Tokens},
-    shard::{ProgressReporter, RankShare, Rejoined, ShardExecutor, ShardFactory},
+    shard::{Pipeline, ProgressReporter, RankShare, Rejoined, ShardExecutor, ShardFactory},
 };
 
 pub(super) const VOCAB: usize = 101;
@@ -50,6 +50,9 @@ pub(super) enum Fault {
     /// A result names a sequence that was not in the plan.
     Nonsense,
 }
+
+/// How often an executor that has room for another step says that its oldest has not ended.
+const ASKED_MAX: u32 = 500;
 
 /// See [`Fault::LoadSlow`].
 pub(super) const SLOW_LOAD: Duration = Duration::from_millis(3500);
@@ -106,6 +109,11 @@ pub(super) struct FakeFactory {
     pub(super) step_latch: Latch,
     pub(super) step_time: Duration,
     pub(super) keeps_weights: bool,
+    /// Steps that executors have under way together; 0 where they carry them out one by one.
+    pub(super) depth: usize,
+    /// Steps that were under way together as one of them failed, or as the group was found aborted.
+    pub(super) failed_under_way: Mutex<Vec<usize>>,
+    pub(super) aborted_under_way: Mutex<Vec<usize>>,
 }
 
 impl FakeFactory {
@@ -121,6 +129,9 @@ impl FakeFactory {
             step_latch: Latch::default(),
             step_time: Duration::ZERO,
             keeps_weights: true,
+            depth: 0,
+            failed_under_way: Mutex::default(),
+            aborted_under_way: Mutex::default(),
         }
     }
 
@@ -201,6 +212,8 @@ impl ShardFactory for Shared {
             rank,
             comm,
             steps: 0,
+            under_way: VecDeque::new(),
+            asked: 0,
             sequences: BTreeMap::new(),
         }))
     }
@@ -216,6 +229,9 @@ struct FakeExecutor {
     rank: Rank,
     comm: Box<dyn Collective>,
     steps: u64,
+    under_way: VecDeque<Arc<StepPlan>>,
+    /// How often somebody asked for the oldest.
+    asked: u32,
     sequences: BTreeMap<SequenceId, (Vec<u32>, Option<u32>)>,
 }
 
@@ -301,6 +317,10 @@ impl ShardExecutor for FakeExecutor {
         Ok(StepResult { epoch: plan.epoch, step: plan.step, outputs, transferred: Some(plan.step), digest })
     }
 
+    fn pipeline(&mut self) -> Option<&mut dyn Pipeline> {
+        if self.factory.depth > 0 { Some(self) } else { None }
+    }
+
     fn weight_bytes(&self) -> u64 {
         1000 + u64::from(self.rank.0)
     }
@@ -315,7 +335,42 @@ impl ShardExecutor for FakeExecutor {
         }
         self.comm = comm;
         self.sequences.clear();
+        self.under_way.clear();
         Ok(Rejoined::Kept)
+    }
+}
+
+impl Pipeline for FakeExecutor {
+    fn depth(&self) -> usize {
+        self.factory.depth
+    }
+
+    fn begin(&mut self, plan: &Arc<StepPlan>) -> Result<(), ShardError> {
+        assert!(self.under_way.len() < self.factory.depth, "more steps than may be under way");
+        let last = self.under_way.back();
+        assert!(last.is_none_or(|last| last.step.next() == plan.step && last.epoch == plan.epoch));
+        self.under_way.push_back(Arc::clone(plan));
+        Ok(())
+    }
+
+    fn finish(&mut self, _patience: Duration) -> Result<Option<StepResult>, ShardError> {
+        let under_way = self.under_way.len();
+        if under_way < self.factory.depth && self.asked < ASKED_MAX {
+            self.asked += 1;
+            std::thread::sleep(Duration::from_micros(20));
+            return Ok(None);
+        }
+        self.asked = 0;
+        let plan = self.under_way.pop_front().expect("asked for with steps under way only");
+        let result = self.execute(&plan);
+        if let Err(error) = &result {
+            self.under_way.clear();
+            match error {
+                ShardError::Aborted { .. } => self.factory.aborted_under_way.lock().unwrap().push(under_way),
+                _ => self.factory.failed_under_way.lock().unwrap().push(under_way),
+            }
+        }
+        result.map(Some)
     }
 }
 

@@ -3,6 +3,7 @@
 mod failing;
 mod joining;
 mod panics;
+mod pipelines;
 mod replicas;
 
 use std::{
@@ -60,6 +61,7 @@ fn request(first: u32, prompt_len: u32, max_tokens: usize) -> Request {
         prompt_logprobs: None,
         priority: 0,
         cache_salt: None,
+        awaits_tokens: false,
     }
 }
 

@@ -80,6 +80,8 @@ pub(super) enum Bug {
     LeaksHostPages,
     /// The host's pages outlive the group that saved them.
     KeepsHostOfLostGroup,
+    /// Whoever awaits its tokens is planned without them.
+    AwaitsNothing,
 }
 
 #[cfg(test)]
@@ -123,6 +125,7 @@ impl Bug {
         Bug::GivesAwaySavedPages,
         Bug::LeaksHostPages,
         Bug::KeepsHostOfLostGroup,
+        Bug::AwaitsNothing,
     ];
 }
 

@@ -80,19 +80,24 @@ impl Scheduler {
         if self.in_flight.len() >= STEPS_IN_FLIGHT_MAX {
             return None;
         }
+        let mut is_pressed = false;
         loop {
             let preemptions = self.counters.preemptions;
-            let plan = self.try_plan();
+            let plan = self.try_plan(is_pressed);
             // Where all that is left has waited for one that gave way, it need not wait any more. That comes to an end:
             // each time somebody gives way, who does so four times at most.
             if plan.is_some() || self.counters.preemptions == preemptions {
                 return plan;
             }
+            // Whoever gave way is not taken in again at once: others run when their tokens have come.
+            is_pressed = !self.in_flight.is_empty();
         }
     }
 
-    fn try_plan(&mut self) -> Option<StepPlan> {
-        let mut draft = Draft { budget: self.config.max_num_batched_tokens, ..Draft::default() };
+    /// Plans a step. Where it `is_pressed`, somebody gave way just now, and nobody is admitted.
+    fn try_plan(&mut self, is_pressed: bool) -> Option<StepPlan> {
+        let budget = self.config.max_num_batched_tokens;
+        let mut draft = Draft { budget, pressed: is_pressed, ..Draft::default() };
         self.leave_windows();
         self.plan_decodes(&mut draft);
         let shares = self.share_out(&mut draft);

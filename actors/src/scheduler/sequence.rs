@@ -101,6 +101,8 @@ pub(super) struct Sequence {
     logprobs: Option<u32>,
     prompt_logprobs: Option<u32>,
     draws: bool,
+    /// Whether its next step must know the tokens before it.
+    awaits_tokens: bool,
 }
 
 impl Sequence {
@@ -146,6 +148,7 @@ impl Sequence {
             missed: 0,
             last_step: None,
             draws: request.max_tokens > 0,
+            awaits_tokens: request.awaits_tokens && !planted(Bug::AwaitsNothing),
             tokens: request.prompt,
             stop_token_ids: request.stop_token_ids,
             sampling: request.sampling,
@@ -187,9 +190,11 @@ impl Sequence {
         self.loading > 0 && !planted(Bug::RunsBeforeLoaded)
     }
 
-    /// Whether a decode can be planned: tokens in flight count, so that the length limit is never overrun.
+    /// Whether a decode can be planned: tokens in flight count, so that the length limit is never overrun, and whoever
+    /// awaits its tokens has none in flight.
     pub(super) fn wants_decode(&self) -> bool {
-        self.draws && !self.is_prefilling() && self.planned_len() < self.token_limit
+        let knows_enough = !self.awaits_tokens || self.draws_ahead == 0;
+        self.draws && !self.is_prefilling() && self.planned_len() < self.token_limit && knows_enough
     }
 
     /// Whether nothing is left once the prompt is computed.
@@ -317,7 +322,7 @@ impl Sequence {
     /// Plans the next `count` tokens in `step`. Pages for them are already in the table.
     pub(super) fn advance(&mut self, count: usize, step: Step, cache: &CacheSpec) -> (Span, PlannedSpan) {
         let (start, end) = (self.computed, self.computed + count);
-        let tokens = if self.is_prefilling() {
+        let tokens = if self.is_prefilling() || self.awaits_tokens {
             Tokens::Given(self.tokens[start..end].to_vec())
         } else {
             Tokens::LastSampled

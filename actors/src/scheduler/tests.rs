@@ -39,6 +39,7 @@ fn request(prompt_len: usize, max_tokens: usize) -> Request {
         prompt_logprobs: None,
         priority: 0,
         cache_salt: None,
+        awaits_tokens: false,
     }
 }
 

@@ -2,7 +2,11 @@
 //! last bit, however it was scheduled, how often it was preempted, how many steps were planned ahead, and on which
 //! instruction set. (Logits themselves are compared where models are tested.)
 
-use std::{collections::VecDeque, path::Path, sync::Arc};
+use std::{
+    collections::VecDeque,
+    path::Path,
+    sync::{Arc, atomic::Ordering::SeqCst},
+};
 
 use consort_kernels::{
     DType,
@@ -17,7 +21,10 @@ use consort_parallel::{
     partition::Partition,
 };
 
-use super::{ModelExecutor, ShardExecutor};
+use super::{
+    ModelExecutor, ShardExecutor,
+    beside::{Beside, Seen},
+};
 use crate::{
     config::{CacheSpec, LayerGroups, SchedulerConfig},
     ids::{Epoch, SequenceId},
@@ -56,6 +63,8 @@ struct Setup {
     depth: usize,
     /// Pages of the host's pool.
     host_blocks: usize,
+    /// Whether steps are under way together.
+    beside: bool,
     /// Whether requests find the prefixes of others, and choices share their prompt.
     shares: bool,
 }
@@ -68,7 +77,7 @@ struct Answer {
     finish: Option<FinishReason>,
 }
 
-fn executors(checkpoint: &Checkpoint, setup: Setup) -> Vec<ModelExecutor> {
+fn executors(checkpoint: &Checkpoint, setup: Setup, seen: &Arc<Seen>) -> Vec<ModelExecutor> {
     let partition = &Partition::new(checkpoint.config(), setup.width, None).unwrap();
     let options = &LoadOptions {
         dtype: setup.dtype,
@@ -92,23 +101,43 @@ fn executors(checkpoint: &Checkpoint, setup: Setup) -> Vec<ModelExecutor> {
             let layout = kv_layout(checkpoint.config(), share, setup.dtype, BLOCK_SIZE).unwrap();
             let kv = KvStore::new(&device, layout, setup.num_blocks).unwrap();
             let kv = kv.with_host_pool(&device, setup.host_blocks).unwrap();
+            let model = if setup.beside { Box::new(Beside::new(model, seen)) } else { model };
             ModelExecutor::new(model, kv, Box::new(comm))
         })
         .collect()
 }
 
-/// One step on all ranks at once.
-fn execute(executors: &mut [ModelExecutor], plan: &StepPlan) -> StepResult {
+/// Does `work` on all ranks at once.
+fn on_all<R: Send>(executors: &mut [ModelExecutor], work: impl Fn(&mut ModelExecutor) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
-        let ranks: Vec<_> =
-            executors.iter_mut().map(|rank| scope.spawn(move || rank.execute(plan).unwrap())).collect();
-        let mut results: Vec<StepResult> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-        assert!(
-            results.iter().all(|result| result.digest == results[0].digest),
-            "ranks drew different tokens"
-        );
-        results.swap_remove(0)
+        let ranks: Vec<_> = executors.iter_mut().map(|rank| scope.spawn(|| work(rank))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
+}
+
+/// Carries a step out, or begins it: then its result comes later.
+fn start(executors: &mut [ModelExecutor], plan: StepPlan) -> Option<StepResult> {
+    let plan = Arc::new(plan);
+    let results = on_all(executors, |rank| match rank.pipeline() {
+        Some(pipeline) => pipeline.begin(&plan).map(|()| None).unwrap(),
+        None => Some(rank.execute(&plan).unwrap()),
+    });
+    results.into_iter().collect::<Option<Vec<StepResult>>>().map(agreed)
+}
+
+/// The result of the oldest step that was begun.
+fn finish(executors: &mut [ModelExecutor]) -> StepResult {
+    agreed(on_all(executors, |rank| {
+        let pipeline = rank.pipeline().expect("it was begun");
+        (0..1000).find_map(|_| pipeline.finish(STEP_LIMIT).unwrap()).expect("a step ends")
+    }))
+}
+
+/// What all ranks say of a step.
+fn agreed(mut results: Vec<StepResult>) -> StepResult {
+    let same = results.iter().all(|result| result.digest == results[0].digest);
+    assert!(same, "ranks drew different tokens");
+    results.swap_remove(0)
 }
 
 /// Serves `requests`, which arrive at random steps, and returns their answers and what it took. Now and then all
@@ -118,9 +147,10 @@ fn serve(
     setup: Setup,
     seed: u64,
     requests: &[Request],
+    seen: &Arc<Seen>,
 ) -> (Vec<Answer>, SchedulerCounters) {
     let mut random = Random(seed);
-    let mut executors = executors(checkpoint, setup);
+    let mut executors = executors(checkpoint, setup, seen);
     let config = SchedulerConfig {
         max_num_seqs: setup.max_num_seqs,
         max_num_batched_tokens: setup.budget,
@@ -155,9 +185,11 @@ fn serve(
         }
         while results.len() < setup.depth {
             let Some(plan) = scheduler.plan() else { break };
-            results.push_back(execute(&mut executors, &plan));
+            results.push_back(start(&mut executors, plan));
         }
-        for event in scheduler.absorb(results.pop_front().expect("a step is always possible")).unwrap() {
+        let result = results.pop_front().expect("a step is always possible");
+        let result = result.unwrap_or_else(|| finish(&mut executors));
+        for event in scheduler.absorb(result).unwrap() {
             let answer = &mut answers[event.sequence.0 as usize];
             match event.event {
                 GenerationEvent::PromptLogprobs(part) => answer.prompt.extend(part),
@@ -170,6 +202,10 @@ fn serve(
         scheduler.check_invariants();
     }
     (answers, scheduler.counters())
+}
+
+fn ids(answer: &Answer) -> Vec<u32> {
+    answer.tokens.iter().map(|sampled| sampled.token).collect()
 }
 
 /// Requests of three families of prompts, some of them the same prompt several times in a row.
@@ -195,6 +231,7 @@ fn requests(random: &mut Random, vocabulary: usize) -> Vec<Request> {
             prompt_logprobs: (random.below(2) == 0).then_some(1),
             priority: 0,
             cache_salt: None,
+            awaits_tokens: false,
             prompt,
         }
     };
@@ -240,6 +277,7 @@ fn random_schedules_yield_the_bits_of_requests_served_alone() {
     let checkpoints = [llama, wide, mixed];
     let isas: Vec<Isa> = Isa::available().collect();
     let (mut preemptions, mut hits, mut host_hits) = (0, 0, 0);
+    let seen = Arc::<Seen>::default();
     for seed in 0..24 {
         let mut random = Random(seed);
         let checkpoint: &Arc<Checkpoint> = &checkpoints[seed as usize / 2 % 3];
@@ -258,9 +296,10 @@ fn random_schedules_yield_the_bits_of_requests_served_alone() {
             num_blocks: blocks,
             depth: 1,
             host_blocks: 0,
+            beside: false,
             shares: false,
         };
-        let (alone, undisturbed) = serve(checkpoint, roomy, seed, &requests);
+        let (alone, undisturbed) = serve(checkpoint, roomy, seed, &requests, &seen);
         assert_eq!((undisturbed.preemptions, undisturbed.prefix_cache_hits), (0, 0));
         for depth in [1, 2] {
             let crowded = Setup {
@@ -274,16 +313,33 @@ fn random_schedules_yield_the_bits_of_requests_served_alone() {
                 shares: depth == 2 || random.below(2) == 0,
                 ..roomy
             };
-            let (together, counters) = serve(checkpoint, crowded, seed, &requests);
+            let (together, counters) = serve(checkpoint, crowded, seed, &requests, &seen);
             preemptions += counters.preemptions;
             hits += counters.prefix_cache_hits;
             host_hits += counters.host_hits;
             for (at, (got, expected)) in together.iter().zip(&alone).enumerate() {
                 assert_eq!(got, expected, "seed {seed} request {at}: {crowded:?}");
             }
+            // The same with both steps under way together, where hardly anybody wants log-probabilities, which come one
+            // step after another; some await their tokens.
+            let beside = Setup { beside: true, ..crowded };
+            let plain = requests.iter().enumerate().map(|(at, request)| Request {
+                logprobs: request.logprobs.filter(|_| at == 3),
+                prompt_logprobs: request.prompt_logprobs.filter(|_| at == 5),
+                awaits_tokens: at % 4 == 1,
+                ..request.clone()
+            });
+            let (together, _) = serve(checkpoint, beside, seed, &plain.collect::<Vec<_>>(), &seen);
+            for (at, (got, expected)) in together.iter().zip(&alone).enumerate() {
+                let told = |answer: &Answer| (ids(answer), answer.finish);
+                assert_eq!(told(got), told(expected), "seed {seed} request {at}: {beside:?}");
+            }
         }
     }
     println!("{preemptions} preemptions, {hits} tokens found, {host_hits} of them with the host's pages");
+    let (beside, named) = (seen.beside.load(SeqCst), seen.named.load(SeqCst));
+    println!("{beside} steps begun beside another, {named} tokens named by the rows that draw them");
+    assert!(beside > 500 && named > 500, "steps are meant to be under way together");
     assert!(host_hits > 0, "some prefixes are meant to come back from the host");
     assert!(hits > 500, "requests are meant to share: {hits} tokens found");
     assert!(preemptions > 10, "the pools are meant to be too small: {preemptions} preemptions");

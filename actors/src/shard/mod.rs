@@ -8,7 +8,11 @@ mod compute;
 mod executor;
 mod message;
 mod progress;
+mod sequence;
+mod step;
 
+#[cfg(test)]
+mod beside;
 #[cfg(test)]
 mod bits_tests;
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! The real executor over a model that is a pure function of the tokens in its pages.
 
+mod overlap;
+
 use std::{
     collections::BTreeMap,
     sync::{
@@ -238,6 +240,7 @@ fn a_sequence_whose_logits_are_not_numbers_ends_with_an_error_and_its_neighbour_
         prompt_logprobs: None,
         priority: 0,
         cache_salt: None,
+        awaits_tokens: false,
     };
     scheduler.submit(0, SequenceId(0), request(vec![POISON, 1]), None).unwrap();
     scheduler.submit(0, SequenceId(1), request(vec![1, 2]), None).unwrap();
@@ -474,6 +477,7 @@ fn demanding(id: u64, prompt: Vec<u32>) -> Request {
         prompt_logprobs: None,
         priority: 0,
         cache_salt: None,
+        awaits_tokens: false,
     }
 }
 

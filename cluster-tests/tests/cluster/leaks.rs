@@ -108,6 +108,7 @@ async fn ten_thousand_random_submits_and_aborts_leak_nothing() {
             prompt_logprobs: None,
             priority: 0,
             cache_salt: None,
+            awaits_tokens: false,
         };
         match ensemble.submit(request) {
             Ok(stream) => {

@@ -132,6 +132,7 @@ fn request(family: u32, own: u32, max_tokens: usize) -> Request {
         prompt_logprobs: None,
         priority: 0,
         cache_salt: None,
+        awaits_tokens: false,
     }
 }
 

@@ -14,11 +14,18 @@ use crate::{
 const THREADS: u32 = 128;
 const COLUMNS_PER_THREAD: u32 = 8;
 
+/// Marks a token that is not an id, but says by its other bits where in `drawn` the id is.
+pub const DRAWN: u32 = 1 << 31;
+
 /// Gathers rows of `width` columns; see the [module](super). `table` holds the rows of this rank, [`row_stride`] apart,
 /// of which the first belongs to token `first`.
+///
+/// Tokens that are marked [`DRAWN`] are looked up in `drawn`, which may be empty: an index beyond it, and
+/// [`NO_TOKEN`](crate::sampling::cuda::NO_TOKEN) there, give zeros like any id that the table lacks.
 pub fn embedding(
     launcher: &dyn Launcher,
     tokens: DeviceSlice<'_, u32>,
+    drawn: DeviceSlice<'_, u32>,
     table: DeviceSlice<'_, bf16>,
     width: usize,
     first: usize,
@@ -39,6 +46,8 @@ pub fn embedding(
         shared_bytes: 0,
         args: Args::new()
             .slice(tokens)
+            .slice(drawn)
+            .u32(kernel_size("embedding", "drawn tokens", drawn.len())?)
             .slice(table)
             .u32(kernel_size("embedding", "rows of the table", table_rows)?)
             .u32(stride as u32)

@@ -136,6 +136,11 @@ impl TokenHistory {
         }
     }
 
+    /// Whether anything depends on which tokens are generated, and not only on how many.
+    pub fn counts_output(&self) -> bool {
+        self.keeps_output
+    }
+
     /// Appends tokens, in order.
     pub fn extend(&mut self, tokens: &[u32]) {
         let of_prompt = self.prompt_len.saturating_sub(self.len).min(tokens.len() as u64) as usize;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::model::drawn_by;
 
 fn good() -> Batch {
     Batch {
@@ -14,7 +15,7 @@ fn good() -> Batch {
 }
 
 const LIMITS: BatchLimits =
-    BatchLimits { max_tokens: 3, vocab_size: 8, groups: 2, block_size: 16, num_blocks: 4 };
+    BatchLimits { max_tokens: 3, vocab_size: 8, groups: 2, block_size: 16, num_blocks: 4, drawn: 0 };
 
 #[test]
 fn a_sound_batch_passes() {
@@ -23,12 +24,22 @@ fn a_sound_batch_passes() {
 }
 
 #[test]
+fn tokens_of_rows_that_draw_pass_and_those_of_others_do_not() {
+    let mut batch = good();
+    batch.tokens[1] = drawn_by(1);
+    batch.check(BatchLimits { drawn: 2, ..LIMITS }).unwrap();
+    let refused = batch.check(BatchLimits { drawn: 1, ..LIMITS }).unwrap_err().to_string();
+    assert!(refused.contains("a token of row 1, where 1 rows draw any"), "{refused}");
+}
+
+#[test]
 fn every_planted_fault_is_refused() {
     type Fault = fn(&mut Batch);
-    let faults: [(&str, Fault); 16] = [
+    let faults: [(&str, Fault); 17] = [
         ("too many tokens", |b| b.tokens.push(0)),
         ("a missing position", |b| b.positions.truncate(2)),
         ("a token outside the vocabulary", |b| b.tokens[1] = 8),
+        ("a token that nobody draws", |b| b.tokens[1] = drawn_by(0)),
         ("positions with a gap", |b| b.positions[1] = 18),
         ("a context that does not end the span", |b| b.spans[0].context_len = 17),
         ("a context shorter than its rows", |b| b.spans[0].context_len = 1),

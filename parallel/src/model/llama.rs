@@ -170,6 +170,7 @@ impl<T: KvElement> HostModel for Llama<T> {
             groups: self.geometry.groups(),
             block_size,
             num_blocks: kv.num_blocks(),
+            drawn: 0,
         })?;
         let (device, rows) = (self.device.clone(), batch.tokens.len());
         let (len, eps) = (rows * self.config.hidden_size, self.config.rms_norm_eps);

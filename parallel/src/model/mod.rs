@@ -9,6 +9,7 @@ mod host;
 mod layers;
 mod llama;
 mod loader;
+mod overlap;
 mod rows;
 
 use std::ops::Range;
@@ -16,6 +17,7 @@ use std::ops::Range;
 use consort_kernels::{DType, KernelError, device::Device, element::bf16, kv_append::PageShape};
 pub use host::{DrawOnHost, HostModel};
 pub use loader::{AllReduce, LoadError, LoadOptions, STEP_LIMIT};
+pub use overlap::{Overlap, STEPS_UNDER_WAY_MAX, drawn_by, row_of};
 pub use rows::{Draw, Drawn, PromptToken, RowOutcome, RowRequest, TokenLogprobs};
 
 use crate::{
@@ -78,6 +80,12 @@ pub trait Model: Send {
     /// the last forward). At most [`Model::logit_rows_max`] rows a call, so memory stays bounded. For tests and tools:
     /// tokens come from [`Model::outcomes`], which need not bring logits to the host.
     fn logits(&mut self, rows: Range<usize>, comm: &mut dyn Collective) -> Result<&[f32], ModelError>;
+
+    /// Where one step can be begun while another is computed. Unless it is said otherwise a step is over when it was
+    /// asked for.
+    fn overlap(&mut self) -> Option<&mut dyn Overlap> {
+        None
+    }
 
     /// Most rows that one [`Model::logits`] call may ask for.
     fn logit_rows_max(&self) -> usize;

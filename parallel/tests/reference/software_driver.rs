@@ -1,5 +1,7 @@
 //! The CUDA model as it is shipped, over a software driver: every rank a thread with a device of its own.
 
+mod overlap;
+
 use std::{
     sync::Arc,
     time::{Duration, Instant},

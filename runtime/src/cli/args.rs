@@ -278,6 +278,9 @@ pub(super) struct ModelArgs {
     /// have no effect.
     #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = whole)]
     priority_aging_ms: Option<usize>,
+    /// Plan and enqueue the next step while a GPU computes one; on unless said otherwise. Answers are the same.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    async_scheduling: Option<bool>,
 }
 
 /// Flags about the server.
@@ -335,6 +338,7 @@ impl ModelArgs {
                 max_num_batched_tokens: self.max_num_batched_tokens,
                 max_waiting_requests: self.max_waiting_requests,
                 priority_aging_ms: self.priority_aging_ms.map(|milliseconds| milliseconds as u64),
+                async_scheduling: self.async_scheduling,
                 host: server.host,
                 port: server.port,
                 api_key_env: server.api_key_env,

@@ -163,6 +163,12 @@ impl EngineBuilder {
         self.with_overrides(|overrides| overrides.enable_prefix_caching = Some(is_enabled))
     }
 
+    /// Whether the next step is planned and enqueued while a device computes one; it is unless this says otherwise.
+    /// Answers are the same. Models on CPUs compute on the thread that would do so, one step after another.
+    pub fn async_scheduling(self, is_enabled: bool) -> Self {
+        self.with_overrides(|overrides| overrides.async_scheduling = Some(is_enabled))
+    }
+
     /// How much earlier a request must have come, in milliseconds, to go before one whose priority is better by one;
     /// with 0 priorities have no effect.
     pub fn priority_aging_ms(self, milliseconds: u64) -> Self {
@@ -402,6 +408,7 @@ fn ensemble_spec(
         options: LoadOptions { step_limit, ..load_options(topology, plan.dtype, max_model_len, num_blocks) },
         num_blocks,
         host_blocks,
+        overlaps: topology.async_scheduling(),
         devices: devices.to_vec(),
         threads_per_rank: plan.threads_per_rank,
         isa: plan.isa,

@@ -27,6 +27,8 @@ pub(crate) struct ModelFactory {
     pub(crate) options: LoadOptions,
     pub(crate) num_blocks: usize,
     pub(crate) host_blocks: usize,
+    /// Whether a step may be begun while another is computed.
+    pub(crate) overlaps: bool,
     /// In rank order.
     pub(crate) devices: Vec<DeviceSpec>,
     pub(crate) threads_per_rank: usize,
@@ -69,7 +71,7 @@ impl ShardFactory for ModelFactory {
             .map_err(ShardError::load)?;
         let kv = KvStore::new(&device, layout, self.num_blocks).map_err(ShardError::load)?;
         let kv = kv.with_host_pool(&device, self.host_blocks).map_err(ShardError::load)?;
-        Ok(Box::new(ModelExecutor::new(model, kv, comm)))
+        Ok(Box::new(ModelExecutor::new(model, kv, comm).with_overlap(self.overlaps)))
     }
 
     fn describe(&self, rank: Rank) -> RankShare {

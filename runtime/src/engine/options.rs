@@ -88,6 +88,9 @@ pub struct GenerateOptions {
     /// Only requests with the same salt share cached prefixes; not empty, at most
     /// [`CACHE_SALT_BYTES_MAX`](super::CACHE_SALT_BYTES_MAX) bytes.
     pub cache_salt: Option<String>,
+    /// Have each step know the tokens before it, as a grammar must: none is planned ahead for this request.
+    #[doc(hidden)]
+    pub awaits_tokens: bool,
     /// Name of the request in logs and in [`crate::EngineStatus`]; absent: made up.
     pub request_id: Option<String>,
 }
@@ -116,6 +119,7 @@ impl Default for GenerateOptions {
             prompt_logprobs: None,
             priority: 0,
             cache_salt: None,
+            awaits_tokens: false,
             request_id: None,
         }
     }

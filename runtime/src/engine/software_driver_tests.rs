@@ -1,5 +1,7 @@
 //! Whole engines on CUDA devices, over a software driver: what is shipped, from a prompt to its answer.
 
+mod overlap;
+
 use std::time::{Duration, Instant};
 
 use consort_actors::GenerationError;

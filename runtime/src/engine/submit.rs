@@ -38,6 +38,7 @@ impl Prepared {
             prompt_logprobs: valid.prompt_logprobs.filter(|_| choice == 0),
             priority: valid.priority,
             cache_salt: valid.cache_salt,
+            awaits_tokens: valid.awaits_tokens,
         }
     }
 }

@@ -74,6 +74,7 @@ pub(crate) struct Validated {
     pub(crate) prompt_logprobs: Option<u32>,
     pub(crate) priority: i32,
     pub(crate) cache_salt: Option<CacheSalt>,
+    pub(crate) awaits_tokens: bool,
 }
 
 /// Checks `options` and fills in the checkpoint's defaults.
@@ -117,6 +118,7 @@ pub(crate) fn validate(options: &GenerateOptions, limits: &Limits) -> Result<Val
         prompt_logprobs: options.prompt_logprobs,
         priority: options.priority,
         cache_salt: cache_salt(options.cache_salt.as_deref())?,
+        awaits_tokens: options.awaits_tokens,
     })
 }
 

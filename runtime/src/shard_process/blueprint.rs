@@ -28,6 +28,7 @@ pub(super) struct Blueprint {
     options: LoadOptions,
     num_blocks: usize,
     host_blocks: usize,
+    overlaps: bool,
     device: String,
     threads_per_rank: usize,
     isa: Isa,
@@ -50,6 +51,7 @@ impl Blueprint {
             options: factory.options,
             num_blocks: factory.num_blocks,
             host_blocks: factory.host_blocks,
+            overlaps: factory.overlaps,
             device: factory.devices[rank.index()].to_string(),
             threads_per_rank: factory.threads_per_rank,
             isa: factory.isa,
@@ -77,6 +79,7 @@ impl Blueprint {
             options: self.options,
             num_blocks: self.num_blocks,
             host_blocks: self.host_blocks,
+            overlaps: self.overlaps,
             // The other ranks are none of this process's concern.
             devices: vec![device; rank.index() + 1],
             threads_per_rank: self.threads_per_rank,

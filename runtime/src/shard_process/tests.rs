@@ -99,6 +99,7 @@ fn model_factory(folder: &TempDir, ranks: usize) -> ModelFactory {
         options,
         num_blocks: options.num_blocks,
         host_blocks: 0,
+        overlaps: true,
         devices: vec![DeviceSpec::Cpu(None); ranks],
         threads_per_rank: 1,
         isa: Isa::detect(),

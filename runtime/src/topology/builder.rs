@@ -186,6 +186,13 @@ impl TopologyBuilder {
         self
     }
 
+    /// Whether the next step is planned and enqueued while a device computes one; it is unless said otherwise.
+    #[must_use]
+    pub fn async_scheduling(mut self, is_enabled: bool) -> Self {
+        self.raw.scheduler.async_scheduling = by("async_scheduling", is_enabled);
+        self
+    }
+
     /// Where the server listens: `HOST:PORT`.
     #[must_use]
     pub fn listen(mut self, address: impl Into<String>) -> Self {

@@ -183,6 +183,7 @@ pub struct Topology {
     max_num_batched_tokens: usize,
     max_waiting_requests: usize,
     priority_aging_ms: u64,
+    async_scheduling: bool,
     listen: ListenAddress,
     api_key_env: Option<String>,
     api_keys: Vec<ApiKey>,
@@ -408,6 +409,11 @@ impl Topology {
     /// With 0 the order is that of arrival.
     pub fn priority_aging_ms(&self) -> u64 {
         self.priority_aging_ms
+    }
+
+    /// Whether the next step is planned and enqueued while a device computes one.
+    pub fn async_scheduling(&self) -> bool {
+        self.async_scheduling
     }
 
     /// Where the server listens.

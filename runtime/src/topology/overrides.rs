@@ -72,6 +72,8 @@ pub struct Overrides {
     pub max_waiting_requests: Option<usize>,
     /// Replaces `scheduler.priority_aging_ms`.
     pub priority_aging_ms: Option<u64>,
+    /// Replaces `scheduler.async_scheduling`.
+    pub async_scheduling: Option<bool>,
     /// Replaces the host of `server.listen`.
     pub host: Option<String>,
     /// Replaces the port of `server.listen`.
@@ -123,6 +125,7 @@ impl Overrides {
             ("--max-num-batched-tokens", text(&self.max_num_batched_tokens)),
             ("--max-waiting-requests", text(&self.max_waiting_requests)),
             ("--priority-aging-ms", text(&self.priority_aging_ms)),
+            ("--async-scheduling", text(&self.async_scheduling)),
             ("--host", self.host.clone()),
             ("--port", text(&self.port)),
             ("--api-key-env", self.api_key_env.clone()),

@@ -122,6 +122,9 @@ pub(super) struct RawScheduler {
     /// How much earlier a request must have come, in milliseconds, to go before one whose priority is better by one;
     /// 10000 unless said otherwise. With 0 the order is that of arrival, and priorities have no effect.
     pub(super) priority_aging_ms: Leaf<i64>,
+    /// Whether the next step is planned and enqueued while a device computes one; it is unless said otherwise. What
+    /// comes of requests is the same.
+    pub(super) async_scheduling: Leaf<bool>,
 }
 
 /// Who may ask, and where.
@@ -191,6 +194,7 @@ impl RawTopology {
             "scheduler.max_num_batched_tokens" => Slot::Whole(&mut scheduler.max_num_batched_tokens),
             "scheduler.max_waiting_requests" => Slot::Whole(&mut scheduler.max_waiting_requests),
             "scheduler.priority_aging_ms" => Slot::Whole(&mut scheduler.priority_aging_ms),
+            "scheduler.async_scheduling" => Slot::Truth(&mut scheduler.async_scheduling),
             "server.listen" => Slot::Text(&mut server.listen),
             "server.api_key_env" => Slot::Text(&mut server.api_key_env),
             "server.max_body_bytes" => Slot::Bytes(&mut server.max_body_bytes),

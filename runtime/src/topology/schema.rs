@@ -17,7 +17,7 @@ const fn key(name: &'static str, flag: &'static str) -> Key {
 }
 
 /// Every key there is. [`RawTopology::slot`](super::raw::RawTopology::slot) has a place for each.
-pub(super) const KEYS: [Key; 29] = [
+pub(super) const KEYS: [Key; 30] = [
     key("model.path", "--model"),
     key("model.dtype", "--dtype"),
     key("model.max_model_len", "--max-model-len"),
@@ -43,6 +43,7 @@ pub(super) const KEYS: [Key; 29] = [
     key("scheduler.max_num_batched_tokens", "--max-num-batched-tokens"),
     key("scheduler.max_waiting_requests", "--max-waiting-requests"),
     key("scheduler.priority_aging_ms", "--priority-aging-ms"),
+    key("scheduler.async_scheduling", "--async-scheduling"),
     Key { flag: None, ..key("server.listen", "") },
     key("server.api_key_env", "--api-key-env"),
     key("server.max_body_bytes", "--max-body-bytes"),

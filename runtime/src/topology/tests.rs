@@ -74,6 +74,7 @@ fn a_model_alone_gets_the_documented_defaults() {
     assert!(topology.api_keys().is_empty());
     assert!(topology.enable_prefix_caching() && topology.salt_per_api_key());
     assert_eq!(topology.priority_aging_ms(), 10_000);
+    assert!(topology.async_scheduling());
 }
 
 #[test]
@@ -107,6 +108,7 @@ fn every_key_is_read() {
         max_num_batched_tokens = 64
         max_waiting_requests = 4
         priority_aging_ms = 0
+        async_scheduling = false
         [server]
         listen = "[::1]:0"
         api_key_env = "KEY"
@@ -127,6 +129,7 @@ fn every_key_is_read() {
     assert_eq!((topology.listen().host(), topology.listen().port()), ("::1", 0));
     assert!(!topology.enable_prefix_caching() && !topology.salt_per_api_key());
     assert_eq!(topology.priority_aging_ms(), 0);
+    assert!(!topology.async_scheduling());
     assert_eq!(topology.api_keys().iter().map(ApiKey::reveal).collect::<Vec<_>>(), ["secret"]);
     assert!(!format!("{topology:?}").contains("secret"));
     assert_eq!(topology.max_body_bytes(), 1000);

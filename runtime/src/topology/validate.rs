@@ -130,6 +130,7 @@ pub(super) fn validate(
         max_num_batched_tokens,
         max_waiting_requests,
         priority_aging_ms,
+        async_scheduling: is_on(&raw.scheduler.async_scheduling),
         listen,
         api_key_env,
         api_keys,

@@ -194,6 +194,7 @@ impl Sections<'_> {
         self.number("scheduler.max_num_batched_tokens", topology.max_num_batched_tokens);
         self.number("scheduler.max_waiting_requests", topology.max_waiting_requests);
         self.number("scheduler.priority_aging_ms", topology.priority_aging_ms);
+        self.number("scheduler.async_scheduling", topology.async_scheduling);
         self.section("[server]");
         self.listen();
         match &topology.api_key_env {

@@ -57,6 +57,7 @@ pub(super) const LEAVES: &[&str] = &[
     // CUDA devices: views of their memory, and copies from and to memory of the host.
     "kernels/src/cuda/device/arena.rs",
     "kernels/src/cuda/device/graph.rs",
+    "kernels/src/cuda/device/landing.rs",
     "kernels/src/cuda/device/launcher.rs",
     "kernels/src/cuda/device/matrix.rs",
     "kernels/src/cuda/device/offload.rs",

@@ -79,6 +79,7 @@ fn pages_that_a_prompt_is_still_to_take_are_no_room_for_others() {
         prompt_logprobs: None,
         priority: 0,
         cache_salt: None,
+        awaits_tokens: false,
     };
     let mut outcomes = Vec::new();
     for newcomer in [1, 40, 50, 51, 60, 96] {

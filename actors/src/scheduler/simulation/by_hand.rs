@@ -30,6 +30,7 @@ fn random_request(random: &mut Random, longest: usize) -> Request {
         prompt_logprobs: random.chance(20).then_some(1),
         priority: 0,
         cache_salt: None,
+        awaits_tokens: false,
     }
 }
 

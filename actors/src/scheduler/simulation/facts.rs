@@ -51,6 +51,7 @@ fn request(prompt: Vec<u32>, max_tokens: usize, seed: u64) -> Request {
         prompt_logprobs: None,
         priority: 0,
         cache_salt: None,
+        awaits_tokens: false,
     }
 }
 

@@ -45,6 +45,7 @@ fn request(family: u64, tokens: usize, max_tokens: usize) -> Request {
         prompt_logprobs: None,
         priority: 0,
         cache_salt: None,
+        awaits_tokens: false,
     }
 }
 

@@ -21,6 +21,9 @@ use crate::{
 /// Steps that may pass, between two tokens of a sequence that runs, without one for it.
 pub(super) const STEPS_BETWEEN_MAX: u64 = 2;
 
+/// The same, more of them, for one that awaits its tokens: steps that were planned before its last one came.
+pub(super) const STEPS_AWAITED_MAX: u64 = crate::scheduler::STEPS_IN_FLIGHT_MAX as u64 - 1;
+
 /// Plans in a row that may pass without a row for the first that is prefilled: two in which its page is on its way, one
 /// in which the last in the order gives way to it, and those until what that one held is out of the steps in flight.
 pub(super) const STARVED_MAX: u64 = 3 + crate::scheduler::STEPS_IN_FLIGHT_MAX as u64;

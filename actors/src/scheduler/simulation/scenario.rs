@@ -122,12 +122,13 @@ impl fmt::Display for Scenario {
             match action {
                 Action::Submit(Ask { request, choices, breaks_after }) => writeln!(
                     f,
-                    "submit {} + {} tokens, choices {choices}, priority {}, salted {}, stops {:?}, \
+                    "submit {} + {} tokens, choices {choices}, priority {}, salted {}, awaits tokens {}, stops {:?}, \
                      logprobs {:?}/{:?}, breaks after {breaks_after:?}, prompt {:?}",
                     request.prompt.len(),
                     request.max_tokens,
                     request.priority,
                     request.cache_salt.is_some(),
+                    request.awaits_tokens,
                     request.stop_token_ids,
                     request.logprobs,
                     request.prompt_logprobs,

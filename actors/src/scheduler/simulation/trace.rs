@@ -106,6 +106,7 @@ pub(super) fn scenario(trace: &str, setup: Setup, speed_percent: u64) -> Result<
             prompt_logprobs: None,
             priority: arrival.priority,
             cache_salt: (arrival.salt > 0).then(|| salt(arrival.salt)),
+            awaits_tokens: false,
         };
         let ask = Ask { request, choices: arrival.choices, breaks_after: None };
         (arrival.at_ms * 1_000_000 * 100 / speed_percent, Action::Submit(ask))

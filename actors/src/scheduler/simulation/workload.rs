@@ -6,6 +6,7 @@ use consort_kernels::sampling::SamplingParams;
 use super::{
     Random, STOP, VOCAB,
     cost::{CostModel, Load},
+    mix,
     model::{draw, history_of, link, salt},
     rig::Ask,
     scenario::{Action, Scenario, Setup},
@@ -42,8 +43,21 @@ pub(super) fn scenario(seed: u64) -> Scenario {
         3 => passing(&mut random, &mut setup, &mut users),
         _ => {}
     }
-    let actions = users.actions(&mut random, &setup);
+    let mut actions = users.actions(&mut random, &setup);
+    await_tokens(seed, &mut actions);
     Scenario::new(setup, actions)
+}
+
+/// Has some requests await their tokens: in some scenarios nobody, in some everybody. Drawn apart from all else, which
+/// stays what it was before there were such requests.
+fn await_tokens(seed: u64, actions: &mut [(u64, Action)]) {
+    let mut random = Random::new(mix(seed ^ 0xa3a1_75ed));
+    let share = *random.one_of(&[0, 0, 10, 50, 100]);
+    for (_, action) in actions {
+        if let Action::Submit(ask) = action {
+            ask.request.awaits_tokens = random.chance(share);
+        }
+    }
 }
 
 fn setup(random: &mut Random) -> Setup {
@@ -320,6 +334,7 @@ impl Users {
             prompt_logprobs: random.chance(scores).then_some(1),
             priority,
             cache_salt: random.chance(self.salted).then(|| salt(1 + random.below(2) as u64)),
+            awaits_tokens: false,
         }
     }
 }

@@ -170,7 +170,8 @@ fn launch_embedding(
             DeviceSliceMut::<f32>::new(out, 8),
         )
     };
-    let args = Args::new().slice(tokens).slice(table).u32(1).u32(8).u32(0).slice_mut(&mut out).u32(1).u32(8);
+    let args = Args::new().slice(tokens).slice(tokens).u32(0).slice(table).u32(1).u32(8).u32(0);
+    let args = args.slice_mut(&mut out).u32(1).u32(8);
     let launch = Launch { kernel: "embedding_bf16", grid: [1; 3], threads, shared_bytes, args };
     // SAFETY: number and sizes of the parameters are the kernel's, which the device checks; for the rest see above.
     unsafe { device.launch(&launch) }

@@ -65,7 +65,9 @@ fn record(folder: &Path) {
         let table: Vec<bf16> = numbers(8 * row_stride(WIDTH)).into_iter().map(bf16::from_f32).collect();
         let (table, tokens) = (Memory::from_slice(&table), Memory::from_slice(&[7u32, 0, 3][..rows]));
         let mut residual = Memory::poisoned(rows * WIDTH);
-        embedding(&Emulated, view(&tokens), view(&table), WIDTH, 0, view_mut(&mut residual)).unwrap();
+        let drawn = Memory::from_slice(&[]);
+        embedding(&Emulated, view(&tokens), view(&drawn), view(&table), WIDTH, 0, view_mut(&mut residual))
+            .unwrap();
         let norm = Memory::from_slice(&numbers(WIDTH));
         let mut normal = Memory::poisoned(rows * row_stride(WIDTH));
         let norm = Norm { weight: view(&norm), eps: 1e-5 };

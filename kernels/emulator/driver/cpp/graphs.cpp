@@ -1,6 +1,7 @@
 #include "graphs.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "api.h"
@@ -22,7 +23,7 @@ public:
     }
 
     // One node goes on by one step. Of those that could, it is the one that a program expects least, which may be the
-    // one captured last.
+    // one captured last. The whole takes at least as long as the settings say: the device does, not who launched it.
     Outcome step() override {
         bool left = false;
         for (std::size_t node : in_order()) {
@@ -35,7 +36,9 @@ public:
             if (outcome.step == Outcome::Done) end(node);
             return {Outcome::Progressed};
         }
-        return {left ? Outcome::Blocked : Outcome::Done};
+        // Other devices go on meanwhile.
+        bool early = std::chrono::steady_clock::now() < began + std::chrono::milliseconds(settings().graph_ms);
+        return {left || early ? Outcome::Blocked : Outcome::Done};
     }
 
 private:
@@ -77,6 +80,7 @@ private:
     std::shared_ptr<const Graph> graph;
     Timed& timed;
     const Clock start;
+    const std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
     std::vector<std::unique_ptr<Run>> runs;
     std::vector<Clock> clocks;
     std::vector<bool> done;
@@ -149,11 +153,11 @@ API cuGraphLaunch(void* exec, void* handle) {
             invalidate(*stream->capture);
             return CAPTURE_UNSUPPORTED;
         }
-        if (launched->last && !launched->last->done && launched->last != stream->last)
-            enqueue_wait(stream, launched->last);
+        bool is_behind = launched->last && !launched->last->done;
+        if (is_behind && launched->last != stream->last) enqueue_wait(stream, launched->last);
         int result = enqueue(stream, std::make_shared<GraphWork>(launched->graph), call.hangs);
         if (result) return result;
-        count_graph_launch();
+        count_graph_launch(is_behind);
         launched->last = stream->last;
         return SUCCESS;
     });

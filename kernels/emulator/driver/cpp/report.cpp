@@ -30,7 +30,7 @@ struct Fault {
 struct Told {
     std::vector<std::string> violations, device_faults;
     std::set<std::string> said;
-    std::uint64_t launches = 0, graph_launches = 0;
+    std::uint64_t launches = 0, graph_launches = 0, graphs_behind = 0;
     std::map<std::string, std::uint64_t> calls;
     std::map<std::string, std::map<std::uint64_t, Fault>> faults;
 };
@@ -100,7 +100,7 @@ std::string report_text() {
     out += "],\"pinned_bytes\":" + std::to_string(pinned_bytes()) +
            ",\"pinned_left_in_contexts\":" + std::to_string(pinned_left()) +
            ",\"launches\":" + std::to_string(told().launches) +
-           ",\"graph_launches\":" + std::to_string(told().graph_launches) + ",\"calls\":{";
+           ",\"graph_launches\":" + std::to_string(told().graph_launches) + ",\"graphs_behind\":" + std::to_string(told().graphs_behind) + ",\"calls\":{";
     for (const auto& [name, count] : told().calls)
         out += (out.back() == '{' ? "" : ",") + quoted(name) + ":" + std::to_string(count);
     return out + "}}\n";
@@ -150,7 +150,10 @@ void trace(const char* format, ...) {
 
 void count_launch() { told().launches++; }
 
-void count_graph_launch() { told().graph_launches++; }
+void count_graph_launch(bool is_behind) {
+    told().graph_launches++;
+    told().graphs_behind += is_behind;
+}
 
 int count_call(const std::string& function, bool& hangs) {
     std::uint64_t call = ++told().calls[function];

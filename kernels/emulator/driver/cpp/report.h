@@ -18,7 +18,8 @@ __attribute__((format(printf, 1, 2))) void trace(const char* format, ...);
 // ---- What is counted. Under the driver's lock. ----
 
 void count_launch();
-void count_graph_launch();
+// Whether it was put behind its last launch, which had not ended.
+void count_graph_launch(bool is_behind);
 
 // Counts a call. Returns 0, or the code with which CONSORT_SOFTWARE_DRIVER_FAULTS wants it to fail; `hangs` is set
 // where the work that it enqueues shall never end.

@@ -51,6 +51,7 @@ Settings read() {
     all.devices = static_cast<int>(number("DEVICES", 1, 0, 64));
     all.memory_bytes = number("MEMORY", all.memory_bytes, 1, std::uint64_t(1) << 40);
     all.lag_ms = static_cast<int>(number("LAG_MS", 20, 0, 3'600'000));
+    all.graph_ms = static_cast<int>(number("GRAPH_MS", 0, 0, 60'000));
     all.capability = static_cast<int>(number("CAPABILITY", 90, 80, 129));
     all.peers = number("PEERS", 1, 0, 1) != 0;
     all.faults = text("FAULTS");

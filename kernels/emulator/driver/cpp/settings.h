@@ -24,6 +24,8 @@ struct Settings {
     std::uint64_t seed = 1;
     // After which work runs although nobody waits for it.
     int lag_ms = 20;
+    // Least time that a graph takes on its device.
+    int graph_ms = 0;
     // Compute capability, as 90 for 9.0.
     int capability = 90;
     // Whether memory can be shared with other processes.

@@ -11,6 +11,7 @@
 //! | `MEMORY` | bytes of each | 1 GiB |
 //! | `ORDER` | when work runs: `lazy`, only when somebody waits for it; `eager`; `random:SEED` | lazy |
 //! | `LAG_MS` | when it runs although nobody waits for it | 20 |
+//! | `GRAPH_MS` | least time that each replay of a graph takes on its device | 0 |
 //! | `CAPABILITY` | compute capability, as 90 | 90 |
 //! | `PEERS` | 0: no device can use another's memory | 1 |
 //! | `FAULTS` | `cuLaunchKernel:7=700,cuMemAlloc_v2:2=2`: the n-th call fails so; see below | |

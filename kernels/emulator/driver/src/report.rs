@@ -29,6 +29,8 @@ pub struct Report {
     pub launches: u64,
     /// Graphs launched.
     pub graph_launches: u64,
+    /// Those among them that were launched before their last launch had ended.
+    pub graphs_behind: u64,
     /// Calls of each function.
     pub calls: BTreeMap<String, u64>,
 }

@@ -6,6 +6,7 @@
 //! | [`ArenaPlan`], [`Arena`], [`DeviceBuffer`] | all memory of a shard from one allocation, sized by computation |
 //! | [`ArenaPlan::allocate_shared`], [`PeerMemory`] | an arena that ranks in other processes map |
 //! | [`HostWords`] | words of the host that kernels watch |
+//! | [`Landing`] | words on their way to the host, for which nobody need wait |
 //! | [`Uploader`] | weights to the device, by several threads |
 //! | [`PageOffload`] | pages of the KV cache to page-locked memory and back, beside the work that computes |
 //! | [`Graph`] | launches recorded once and replayed |
@@ -25,6 +26,7 @@ mod error;
 mod facts;
 mod graph;
 mod kernels;
+mod landing;
 mod launcher;
 mod matrix;
 mod measure;
@@ -46,6 +48,7 @@ pub use facts::{
     DeviceFacts, LibraryFacts, LinkFacts, ManagementFacts, devices, free_bytes, libraries, links, management,
 };
 pub use graph::Graph;
+pub use landing::Landing;
 pub use offload::PageOffload;
 pub use selector::{Selector, SelectorError, Uuid};
 pub use shared::{PeerMemory, SHARED_GRANULARITY};

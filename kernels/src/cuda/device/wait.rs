@@ -41,15 +41,21 @@ fn poll(
         }
         let waited = started.elapsed();
         if waited >= limit {
-            let (device, doing) = (device.to_owned(), doing.to_owned());
-            return Err(CudaError::Timeout {
-                device,
-                doing,
-                seconds: limit.as_millis().div_ceil(1000) as u64,
-            });
+            return Err(timeout(device, doing, limit));
         }
         pause(waited, limit - waited);
     }
+}
+
+/// The error of work that did not end within `limit`: the context is under suspicion.
+pub(super) fn late(context: &Context, doing: &str, limit: Duration) -> CudaError {
+    context.suspect();
+    timeout(context.label(), doing, limit)
+}
+
+fn timeout(device: &str, doing: &str, limit: Duration) -> CudaError {
+    let seconds = limit.as_millis().div_ceil(1000) as u64;
+    CudaError::Timeout { device: device.to_owned(), doing: doing.to_owned(), seconds }
 }
 
 /// Lets others run for a little while, the longer the longer was waited already, and no longer than what is `left`.

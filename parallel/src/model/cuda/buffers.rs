@@ -98,7 +98,7 @@ buffers! {
     /// Logits before they were changed.
     before: f32, "logits before changes";
     standings: u32, "standings of rows";
-    /// The drawn tokens.
+    /// The drawn tokens, of all output rows of a step.
     tokens: u32, "drawn tokens";
     draw_scratch: u32, "scratch of sampling";
     /// Rows whose log-probabilities are wanted, and what is made of them.
@@ -144,7 +144,7 @@ impl BufferPlan {
             draw_entries: changes * sampling::ENTRY_WORDS,
             before: changes,
             standings: sampling::standing_words(logit_rows),
-            tokens: logit_rows,
+            tokens: rows.max(logit_rows),
             draw_scratch: sampling::Workspace::words(logit_rows),
             wanted: 2 * logit_rows,
             chosen: logit_rows,

@@ -96,7 +96,7 @@ impl Rows<'_> {
         let drawn: Vec<Report> = reports(requests, self.report, |request| {
             request.draw.and_then(|draw| draw.logprobs).map(|top| (None, top))
         });
-        self.draw(&group.batch, !drawn.is_empty())?;
+        self.draw(&group.batch, 0, !drawn.is_empty())?;
         let mut tokens = vec![0; requests.len()];
         self.device.download(self.buffers.tokens.slice(0..tokens.len()), &mut tokens, self.limit)?;
         let known: Vec<Report> = drawn
@@ -116,8 +116,14 @@ impl Rows<'_> {
         Ok(outcomes)
     }
 
-    /// Changes the logits and draws a token for each row. `restores`: whether what the logits were is kept.
-    fn draw(&mut self, batch: &Batch, restores: bool) -> Result<(), KernelError> {
+    /// Draws a token for each row of a group and leaves it on the device, where the group's rows are among the step's.
+    pub(super) fn draw_in_place(&mut self, group: &Group) -> Result<(), KernelError> {
+        self.draw(&group.batch, group.rows.start, false)
+    }
+
+    /// Changes the logits and draws a token for each row, which are left from the place `first` on. `restores`: whether
+    /// what the logits were is kept.
+    fn draw(&mut self, batch: &Batch, first: usize, restores: bool) -> Result<(), KernelError> {
         let (launcher, b): (&dyn Launcher, _) = (self.device, &mut *self.buffers);
         let shape = batch.shape();
         let (words, entries) = (batch.row_words().len(), batch.entry_words().len());
@@ -125,6 +131,7 @@ impl Rows<'_> {
         self.device.upload(batch.entry_words(), b.draw_entries.slice_mut(0..entries))?;
         let requests = on_device(batch, &b.draw_rows, &b.draw_entries, self.shape.vocabulary);
         let logits = shape.rows * self.shape.vocabulary;
+        let places = first..first + shape.rows;
         let standings = 0..sampling::standing_words(shape.rows);
         let mut workspace = Workspace::new(b.draw_scratch.all_mut(), LOGIT_ROWS_MAX)?;
         let before = if restores { Some(b.before.slice_mut(0..shape.entries)) } else { None };
@@ -135,14 +142,14 @@ impl Rows<'_> {
             before,
             &mut workspace,
             b.standings.slice_mut(standings.clone()),
-            Some(b.tokens.slice_mut(0..shape.rows)),
+            Some(b.tokens.slice_mut(places.clone())),
         )?;
         let found = Standings { words: b.standings.slice(standings), ranks: 1 };
         if shape.filters {
             sampling::select(launcher, requests, b.logits.slice(0..logits), found, &mut workspace)?;
         }
         if shape.draws {
-            let tokens = b.tokens.slice_mut(0..shape.rows);
+            let tokens = b.tokens.slice_mut(places);
             sampling::draw(launcher, requests, b.logits.slice(0..logits), found, &mut workspace, tokens)?;
         }
         Ok(())

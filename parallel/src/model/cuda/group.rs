@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use consort_kernels::{
     KernelError,
     all_reduce::cuda::{AREA_WORDS, STOP_WORDS, Stopped, Why},
-    cuda::device::{CudaDevice, CudaError, DeviceBuffer, HostWords},
+    cuda::{
+        DeviceSlice,
+        device::{CudaDevice, CudaError, DeviceBuffer, HostWords},
+    },
 };
 
 use super::{
@@ -86,6 +89,11 @@ impl Group {
         Err(refusal("a group that takes no more work".to_owned()))
     }
 
+    /// When a step has ended, and another one that was enqueued behind it goes on.
+    pub(super) fn goes_on(&self) {
+        self.sums.begins();
+    }
+
     /// When all that was enqueued has ended.
     pub(super) fn end(&mut self) {
         self.sums.ended();
@@ -94,6 +102,10 @@ impl Group {
 
     /// Before the first launch of a step. What a driver does to make or destroy a graph may wait for peers' devices: so
     /// all ranks have done it before the device of any waits for the others'.
+    ///
+    /// That holds with a step under way, too: a rank that makes a graph for the next step has launched the one under
+    /// way, and so has every other rank, or it would not have come through the meeting before it. So what the driver
+    /// may wait for ends by itself. And no rank launches the next step before all have made their graphs for it.
     pub(super) fn meet(&self, comm: &mut dyn Collective) -> Result<(), ModelError> {
         Ok(comm.barrier()?)
     }
@@ -139,10 +151,18 @@ impl Group {
         comm: &mut dyn Collective,
         limit: Duration,
     ) -> Result<(), ModelError> {
-        // The rest of it is written by the others, who may be at work still.
         let mut words = [0; STOP_WORDS];
-        device.download(area.slice(AREA_WORDS - STOP_WORDS..AREA_WORDS), &mut words, limit)?;
+        device.download(stop_words(area), &mut words, limit)?;
         self.end();
+        self.judge(words, comm)
+    }
+
+    /// Tells from a rank's stop words, read when its work had ended, why that does not count, if it does not.
+    pub(super) fn judge(
+        &self,
+        words: [u32; STOP_WORDS],
+        comm: &mut dyn Collective,
+    ) -> Result<(), ModelError> {
         if let Some(failure) = self.sums.failure() {
             return Err(failure);
         }
@@ -160,6 +180,11 @@ impl Group {
         comm.barrier()?;
         Err(refusal("the device's work was stopped, and the group was not aborted".to_owned()))
     }
+}
+
+/// The words of an area that only its own rank writes; the others may be at work in the rest.
+pub(super) fn stop_words(area: &DeviceBuffer<u32>) -> DeviceSlice<'_, u32> {
+    area.slice(AREA_WORDS - STOP_WORDS..AREA_WORDS)
 }
 
 pub(super) fn refusal(reason: String) -> ModelError {

@@ -9,6 +9,7 @@
 //! | `group`, `meeting` | the ranks' memory and how waits end |
 //! | `sums` | what ranks sum with: kernels, NCCL |
 //! | `draws` | tokens and log-probabilities |
+//! | `overlap`, `under_way` | a step that is enqueued while another is computed |
 //!
 //! Decodes are replayed from graphs, one for each [frame](consort_kernels::attention::cuda::Frame) of batch and length,
 //! recorded when it is first needed. All else is launched step by step.
@@ -19,9 +20,11 @@ mod draws;
 mod group;
 mod meeting;
 mod numbers;
+mod overlap;
 mod shape;
 mod step;
 mod sums;
+mod under_way;
 mod weights;
 
 use std::{
@@ -50,11 +53,12 @@ use self::{
     shape::{LOGIT_ROWS_MAX, RankShape},
     step::Step,
     sums::Wishes,
+    under_way::UnderWay,
     weights::{WeightPlan, Weights},
 };
 use super::{
-    LoadError, LoadOptions, Model, ModelError, RowOutcome, RowRequest, check_layout, check_logit_rows,
-    kv_layout,
+    LoadError, LoadOptions, Model, ModelError, Overlap, RowOutcome, RowRequest, check_layout,
+    check_logit_rows, kv_layout,
 };
 use crate::{
     batch::{Batch, BatchLimits},
@@ -96,6 +100,7 @@ pub(super) struct CudaLlama {
     step_limit: Duration,
     wishes: Wishes,
     kept_rows: usize,
+    under_way: UnderWay,
     /// For [`Model::logits`].
     host_logits: Vec<f32>,
 }
@@ -231,6 +236,7 @@ impl CudaLlama {
             step_limit: options.step_limit,
             wishes: Wishes { all_reduce: options.all_reduce, deterministic: options.deterministic },
             kept_rows: 0,
+            under_way: UnderWay::new(device, options.max_batch_tokens).map_err(KernelError::from)?,
             host_logits: Vec::new(),
         })
     }
@@ -275,6 +281,45 @@ impl CudaLlama {
             (None, _) => layers(&**device, pool),
         };
         launched.map_err(|error| blame(error, comm))
+    }
+
+    /// Checks and enqueues the layers of a step, which may name the tokens of `drawn` rows of the step before.
+    fn launch(
+        &mut self,
+        batch: &Batch,
+        drawn: usize,
+        kv: &mut KvStore,
+        comm: &mut dyn Collective,
+    ) -> Result<(), ModelError> {
+        check_layout(kv, &self.kv_layout)?;
+        if comm.size() != self.shape.ranks() || (comm.size() > 1 && self.group.is_none()) {
+            return Err(ModelError::Batch(format!(
+                "a step of {} ranks for a model over {} that has {}met them",
+                comm.size(),
+                self.shape.ranks(),
+                if self.group.is_some() { "" } else { "not " }
+            )));
+        }
+        let blocks = kv.num_blocks();
+        batch.check(BatchLimits {
+            max_tokens: self.max_batch_tokens,
+            vocab_size: self.shape.vocabulary,
+            groups: self.shape.groups,
+            block_size: self.kv_layout.pages.block_size(),
+            num_blocks: blocks,
+            drawn,
+        })?;
+        self.kept_rows = 0;
+        let numbers = StepNumbers::new(batch, &self.shape, blocks)?;
+        self.enqueue(&numbers, kv.device_pages_mut()?, comm)
+    }
+
+    /// Refuses what is to happen with no step under way.
+    fn check_alone(&self) -> Result<(), ModelError> {
+        match self.under_way.is_empty() {
+            true => Ok(()),
+            false => Err(ModelError::Batch("a step is under way, and was not waited for".to_owned())),
+        }
     }
 
     /// Makes the logits of kept rows.
@@ -329,6 +374,7 @@ impl Model for CudaLlama {
         self.device
             .synchronize("end the work of an earlier epoch", self.step_limit)
             .map_err(KernelError::from)?;
+        self.under_way.restart();
         // Their launches hold the addresses of the earlier life.
         self.graphs = Graphs::default();
         if let Some(group) = self.group.take()
@@ -358,26 +404,8 @@ impl Model for CudaLlama {
         kv: &mut KvStore,
         comm: &mut dyn Collective,
     ) -> Result<(), ModelError> {
-        check_layout(kv, &self.kv_layout)?;
-        if comm.size() != self.shape.ranks() || (comm.size() > 1 && self.group.is_none()) {
-            return Err(ModelError::Batch(format!(
-                "a step of {} ranks for a model over {} that has {}met them",
-                comm.size(),
-                self.shape.ranks(),
-                if self.group.is_some() { "" } else { "not " }
-            )));
-        }
-        let blocks = kv.num_blocks();
-        batch.check(BatchLimits {
-            max_tokens: self.max_batch_tokens,
-            vocab_size: self.shape.vocabulary,
-            groups: self.shape.groups,
-            block_size: self.kv_layout.pages.block_size(),
-            num_blocks: blocks,
-        })?;
-        self.kept_rows = 0;
-        let numbers = StepNumbers::new(batch, &self.shape, blocks)?;
-        self.enqueue(&numbers, kv.device_pages_mut()?, comm)?;
+        self.check_alone()?;
+        self.launch(batch, 0, kv, comm)?;
         self.kept_rows = batch.output_rows.len();
         if self.kept_rows == 0 {
             // Nobody waits for this step's results, and nobody else tells of its end.
@@ -421,6 +449,10 @@ impl Model for CudaLlama {
         self.device.download(from, &mut self.host_logits, self.step_limit)?;
         self.check_group(comm)?;
         Ok(&self.host_logits)
+    }
+
+    fn overlap(&mut self) -> Option<&mut dyn Overlap> {
+        Some(self)
     }
 
     fn logit_rows_max(&self) -> usize {

@@ -69,14 +69,15 @@ impl Step<'_> {
             b.sin.slice_mut(0..angles),
         )?;
         let (tokens, table) = (b.numbers.slice(numbers.tokens()), weights.embedding.view().values);
+        let drawn = b.tokens.all();
         let elements = rows * shape.hidden;
         let (first, hidden) = (shape.first_token as usize, shape.hidden);
         match self.sums {
             None => {
-                embedding(launcher, tokens, table, hidden, first, b.residual.slice_mut(0..elements))?;
+                embedding(launcher, tokens, drawn, table, hidden, first, b.residual.slice_mut(0..elements))?;
             }
             Some(sums) => {
-                embedding(launcher, tokens, table, hidden, first, b.exchange.slice_mut(0..elements))?;
+                embedding(launcher, tokens, drawn, table, hidden, first, b.exchange.slice_mut(0..elements))?;
                 sums.add(launcher, b.exchange.slice(0..elements), b.residual.slice_mut(0..elements))?;
             }
         }

@@ -365,7 +365,8 @@ impl Run<'_> {
         .unwrap();
         let table = rank.embedding.view().values;
         let mine = view_mut(&mut rank.exchange, rows * hidden);
-        embedding(self.stream, view(&b.tokens, rows), table, hidden, rank.first_token, mine).unwrap();
+        let (tokens, drawn) = (view(&b.tokens, rows), view(&b.tokens, 0));
+        embedding(self.stream, tokens, drawn, table, hidden, rank.first_token, mine).unwrap();
         all_reduce(self.stream, &self.peers, view_mut(&mut b.residual, rows * hidden)).unwrap();
         let norm =
             Norm { weight: view(&rank.layers[0].attention_norm, hidden), eps: rank.config.rms_norm_eps };

@@ -278,7 +278,7 @@ fn replicated(model: &str, cache: &str) -> String {
         "[model]\npath = \"{model}\"\nserved_model_name = \"mine\"\n\
          [parallel]\ndata_parallel_size = 2\nthreads_per_rank = 3\nbatch_invariant = true\nweights = [2, 1]\n\
          [[node]]\ndevices = [\"cpu\", \"cpu\", \"cpu\", \"cpu\"]\n[cache]\n{cache}\n\
-         [scheduler]\nmax_waiting_requests = 9\npriority_aging_ms = 7\n\
+         [scheduler]\nmax_waiting_requests = 9\npriority_aging_ms = 7\nasync_scheduling = false\n\
          [server]\nlisten = \"0.0.0.0:1234\"\nmax_body_bytes = 5000\n"
     )
 }

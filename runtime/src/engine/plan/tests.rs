@@ -78,6 +78,7 @@ fn lone(spec: CacheSpec, pages: u64, chunk: usize, tokens: usize) -> Lone {
         prompt_logprobs: None,
         priority: 0,
         cache_salt: None,
+        awaits_tokens: false,
     };
     scheduler.submit(0, SequenceId(0), request, None).expect("it fits");
     let mut lone = Lone { chunks: Vec::new(), tokens: 0, pages: [0; 2] };

@@ -19,6 +19,7 @@ fn written_topologies_read_back_equal() {
         .enable_prefix_caching(false)
         .salt_per_api_key(false)
         .priority_aging_ms(0)
+        .async_scheduling(false)
         .kv_offloading_bytes(1 << 31)
         .listen("[::]:80")
         .api_key_env("KEY")
@@ -84,6 +85,7 @@ fn every_value_is_written_with_its_origin() {
         "max_num_seqs = 8 # environment variable CONSORT_SCHEDULER__MAX_NUM_SEQS",
         "max_num_batched_tokens = 512 # default",
         "priority_aging_ms = 10000 # default",
+        "async_scheduling = true # default",
         "listen = \"0.0.0.0:9000\" # three.toml:5:10, port from --port",
         "api_key_env = \"KEY\" # three.toml:6:15",
     ];
@@ -150,6 +152,7 @@ fn topology(place: &Place, seed: &Seed) -> Topology {
         let aging_ms = seed.bytes % (24 * 3600 * 1000 + 1);
         builder =
             builder.enable_prefix_caching(is_even).salt_per_api_key(!is_even).priority_aging_ms(aging_ms);
+        builder = builder.async_scheduling(is_even);
     }
     if seed.flags & 64 != 0 {
         let uuid =

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Due, Oracle, STARVED_MAX, STEPS_BETWEEN_MAX};
+use super::{Due, Oracle, STARVED_MAX, STEPS_AWAITED_MAX, STEPS_BETWEEN_MAX};
 use crate::{
     ids::SequenceId,
     plan::{Span, StepPlan, Tokens},
@@ -105,6 +105,10 @@ impl Oracle {
         let budget = self.config.max_num_batched_tokens;
         assert!(tokens <= budget, "{} has {tokens} tokens and {budget} are allowed", plan.step);
         assert!(plan.run.len() <= self.config.max_num_seqs, "{} runs too many", plan.step);
+        for span in plan.run.iter().filter(|span| self.stream(span.sequence).awaits_tokens) {
+            let knows = span.tokens != Tokens::LastSampled;
+            assert!(knows, "{} awaits its tokens and {} has none for it", span.sequence, plan.step);
+        }
     }
 
     /// Rows of prompts, whose number says how much of a prompt was there.
@@ -223,7 +227,7 @@ impl Oracle {
         let (budget, each) = (self.config.max_num_batched_tokens, self.config.max_model_len);
         // A prefill gets what decodes leave; with the least budget, a token in each step.
         let prefill = self.config.max_num_seqs * each / (budget + 1 - self.config.max_num_seqs);
-        let bound = (STEPS_BETWEEN_MAX + 1) * (each + prefill) as u64;
+        let bound = (STEPS_BETWEEN_MAX + STEPS_AWAITED_MAX + 1) * (each + prefill) as u64;
         assert!(steps <= bound, "{head:?} was first of the waiting for {steps} steps");
     }
 }

@@ -2,7 +2,7 @@
 
 use consort_kernels::sampling::SamplingParams;
 
-use super::{Due, Oracle};
+use super::{Due, Oracle, STEPS_AWAITED_MAX, STEPS_BETWEEN_MAX};
 use crate::{
     ids::{SequenceId, Step},
     plan::{Sampled, TokenLogprobs},
@@ -59,6 +59,8 @@ pub(in crate::scheduler::simulation) struct Stream {
     stop_token_ids: Vec<u32>,
     max_tokens: usize,
     hidden: Hidden,
+    /// Whether no step may be planned for it before its tokens have come.
+    pub(super) awaits_tokens: bool,
     /// Whether any of its prompt may have been there before it came.
     may_share: bool,
     /// Of prompt and tokens so far.
@@ -96,6 +98,7 @@ impl Stream {
             stop_token_ids: request.stop_token_ids.clone(),
             max_tokens: request.max_tokens,
             hidden,
+            awaits_tokens: request.awaits_tokens,
             may_share: may_share && !is_told,
             history: history_of(&request.prompt),
             prompt_history: link(EMPTY, request.prompt[0]),
@@ -228,10 +231,13 @@ impl Oracle {
                     self.seen.tokens += 1;
                     if let Some(last) = last {
                         let between = step.0 - last.step.0 - 1;
-                        assert!(between <= super::STEPS_BETWEEN_MAX, "{sequence} waited for {between} steps");
+                        let awaited = if stream.awaits_tokens { STEPS_AWAITED_MAX } else { 0 };
+                        let most = STEPS_BETWEEN_MAX + awaited;
+                        assert!(between <= most, "{sequence} waited for {between} steps");
                         let gap_ns = now_ns - last.at_ns;
                         // Beside the step that draws it, two at most.
-                        assert!(gap_ns - step_ns <= 2 * longest_ns, "{sequence} waited for {gap_ns} ns");
+                        let most_ns = (2 + awaited) * longest_ns;
+                        assert!(gap_ns - step_ns <= most_ns, "{sequence} waited for {gap_ns} ns");
                         self.seen.steps_between_max = self.seen.steps_between_max.max(between);
                         self.seen.token_gap_max_ns = self.seen.token_gap_max_ns.max(gap_ns);
                     }

@@ -152,3 +152,27 @@ fn software_driver_updates_a_graph_of_the_same_form() {
         assert_eq!(download::<u8>(memory, 1), [2]);
     });
 }
+
+#[test]
+fn software_driver_a_graph_takes_its_time_on_the_device_and_not_its_launches() {
+    let test = "graphs::software_driver_a_graph_takes_its_time_on_the_device_and_not_its_launches";
+    let environment = [(ORDER, "eager"), ("CONSORT_SOFTWARE_DRIVER_GRAPH_MS", "300")];
+    let report = in_child_reported(test, &environment, || {
+        let context = device(0);
+        let stream = context.new_stream().expect("a stream");
+        let swiglu = Swiglu::new(64, 2);
+        let (from, to) = (allocate(swiglu.input_bytes()), allocate(swiglu.output_bytes()));
+        upload(from, &swiglu.input(0));
+        let graph = capture(&stream, || swiglu.launch(&stream, from, to).expect("a launch"));
+        let started = std::time::Instant::now();
+        graph.launch().expect("a launch");
+        graph.launch().expect("a launch behind it");
+        let launched = started.elapsed();
+        stream.synchronize().expect("done");
+        let done = started.elapsed();
+        assert!(launched.as_millis() < 300 && done.as_millis() >= 600, "{launched:?}, {done:?}");
+    });
+    let Some(report) = report else { return };
+    assert_eq!(report.messages, Vec::<String>::new());
+    assert_eq!((report.graph_launches, report.graphs_behind), (2, 1));
+}

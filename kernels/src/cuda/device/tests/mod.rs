@@ -2,6 +2,7 @@
 
 mod faults;
 mod graphs;
+mod landing;
 mod memory;
 mod offload;
 mod opening;
