@@ -110,7 +110,7 @@ pub(super) struct FakeFactory {
     pub(super) step_time: Duration,
     pub(super) keeps_weights: bool,
     /// Steps that executors have under way together; 0 where they carry them out one by one.
-    pub(super) depth: usize,
+    depth: usize,
     /// Steps that were under way together as one of them failed, or as the group was found aborted.
     pub(super) failed_under_way: Mutex<Vec<usize>>,
     pub(super) aborted_under_way: Mutex<Vec<usize>>,
@@ -151,6 +151,12 @@ impl FakeFactory {
     /// Lets hanging executors go on.
     pub(super) fn release(&self) {
         self.released.store(true, Ordering::SeqCst);
+    }
+
+    /// The same, with two steps under way.
+    pub(super) fn pipelined(mut self) -> Self {
+        self.depth = 2;
+        self
     }
 
     fn wait_for_release(&self) {

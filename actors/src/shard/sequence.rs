@@ -47,8 +47,8 @@ pub(super) struct WantedRow {
     pub(super) draw_at: Option<u64>,
 }
 
-/// Lays the spans of `plan` end to end into `batch`, and notes in `wanted` what each output row is for. A token that the
-/// host does not know stands there by its row.
+/// Lays the spans of `plan` end to end into `batch`, and notes in `wanted` what each output row is for. A token that
+/// the host does not know stands there by its row.
 pub(super) fn assemble(
     plan: &StepPlan,
     sequences: &mut BTreeMap<SequenceId, SequenceState>,

@@ -1,8 +1,8 @@
 //! A step on its way through an executor: begun, computed by the model now or beside the host, and told.
 //!
 //! With a step under way the next one is begun from what is known without its tokens. Where more must be known (a
-//! penalty that depends on them, a step that the model takes in one go only), the one under way is waited for first, and
-//! its result kept until somebody asks for it.
+//! penalty that depends on them, a step that the model takes in one go only), the one under way is waited for first,
+//! and its result kept until somebody asks for it.
 
 use std::time::Duration;
 

@@ -6,7 +6,8 @@
 // a single row of 8192 columns occupies eight multiprocessors.
 //
 // Moves 2 + 4 bytes an output and computes nothing: bound by memory, designed for 90 % of its bandwidth with hundreds
-// of rows. A few rows take as long as two dependent reads, the token's and the row's; three for a drawn one. Has not yet run on a card.
+// of rows. A few rows take as long as two dependent reads, the token's and the row's; three for a drawn one. Has not
+// yet run on a card.
 #include "prelude.cuh"
 
 constexpr u32 COLUMNS = 8;

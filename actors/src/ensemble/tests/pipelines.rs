@@ -2,13 +2,9 @@
 
 use super::*;
 
-fn pipelined(factory: FakeFactory) -> FakeFactory {
-    FakeFactory { depth: 2, ..factory }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ranks_with_two_steps_under_way_answer_as_others_do() {
-    let (ensemble, factory) = start(pipelined(FakeFactory::new())).await;
+    let (ensemble, factory) = start(FakeFactory::new().pipelined()).await;
     let requests: Vec<Request> = (0..6).map(|first| request(first, 30 + first, 40)).collect();
     let awaiting = |request: &Request| Request { awaits_tokens: true, ..request.clone() };
     let streams: Vec<_> = requests
@@ -28,7 +24,7 @@ async fn ranks_with_two_steps_under_way_answer_as_others_do() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_step_that_fails_with_another_behind_it_ends_its_requests_and_the_survivors_go_on() {
     for (fault, cause) in [(Fault::Panic, "the compute thread panicked"), (Fault::Error, "injected error")] {
-        let (ensemble, factory) = start(pipelined(FakeFactory::new().with_fault(1, 9, fault))).await;
+        let (ensemble, factory) = start(FakeFactory::new().with_fault(1, 9, fault).pipelined()).await;
         let (_, last) = read(ensemble.submit(request(0, 4, 500)).unwrap()).await;
         let GenerationEvent::Failed(GenerationError::ShardLost { reason }) = last else { panic!("{last:?}") };
         assert!(reason.contains("rank 1") && reason.contains(cause), "{reason}");

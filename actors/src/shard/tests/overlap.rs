@@ -134,6 +134,10 @@ fn a_sequence_that_ends_or_begins_anew_with_a_step_under_way_leaves_its_token_to
     assert!(executor.sequences.is_empty());
 }
 
+fn is_aborted(result: &Result<(), ShardError>) -> bool {
+    matches!(result, Err(ShardError::Aborted { reason }) if reason == "a peer is gone")
+}
+
 #[test]
 fn an_abort_ends_both_steps_under_way_and_the_next_epoch_begins_from_nothing() {
     let comm = LocalGroup::new(1).remove(0);
@@ -142,7 +146,6 @@ fn an_abort_ends_both_steps_under_way_and_the_next_epoch_begins_from_nothing() {
     begun(&mut executor, prefill(0, 0, 0, None));
     begun(&mut executor, decode(1, 0..1));
     abort.abort("a peer is gone");
-    let is_aborted = |result: &Result<(), ShardError>| matches!(result, Err(ShardError::Aborted { reason }) if reason == "a peer is gone");
     assert!(is_aborted(&finished(&mut executor).map(drop)));
     assert!(executor.begun.is_empty());
     assert!(is_aborted(&pipeline(&mut executor).finish(PATIENCE).map(drop)));

@@ -100,7 +100,8 @@ std::string report_text() {
     out += "],\"pinned_bytes\":" + std::to_string(pinned_bytes()) +
            ",\"pinned_left_in_contexts\":" + std::to_string(pinned_left()) +
            ",\"launches\":" + std::to_string(told().launches) +
-           ",\"graph_launches\":" + std::to_string(told().graph_launches) + ",\"graphs_behind\":" + std::to_string(told().graphs_behind) + ",\"calls\":{";
+           ",\"graph_launches\":" + std::to_string(told().graph_launches) +
+           ",\"graphs_behind\":" + std::to_string(told().graphs_behind) + ",\"calls\":{";
     for (const auto& [name, count] : told().calls)
         out += (out.back() == '{' ? "" : ",") + quoted(name) + ":" + std::to_string(count);
     return out + "}}\n";
