@@ -70,8 +70,11 @@ pub(in super::super) fn agree(
     Ok(Agreement { kernels, nccl: library.zip(id), deterministic: wishes.deterministic })
 }
 
-/// The library, and on the first rank the id of a new group; `None` where it is not wanted.
-fn open(wishes: Wishes, is_first: bool) -> Result<Option<(Arc<Nccl>, Option<UniqueId>)>, NcclError> {
+/// The library, and on the first rank the id of a new group.
+type Opened = (Arc<Nccl>, Option<UniqueId>);
+
+/// NCCL; `None` where it is not wanted.
+fn open(wishes: Wishes, is_first: bool) -> Result<Option<Opened>, NcclError> {
     if wishes.deterministic || wishes.all_reduce == AllReduce::Kernels {
         return Ok(None);
     }
