@@ -31,6 +31,9 @@ pub const MAILBOX_RANKS_MAX: usize = 16;
 /// Bytes of a message: the rank, and how many descriptors come with it.
 const MESSAGE_BYTES: usize = 4;
 
+/// A message as it came: its bytes, which may be anything, and what came beside them.
+type Message = (Vec<u8>, Vec<OwnedFd>);
+
 /// The mailbox of one rank, for whoever made it.
 pub(super) struct Pair {
     inbox: OwnedFd,
@@ -147,8 +150,8 @@ impl Mailbox {
         }
     }
 
-    /// The next message, if there is one, as it came: it may be anything.
-    fn next(&self) -> Result<Option<(Vec<u8>, Vec<OwnedFd>)>, String> {
+    /// The next message, if there is one.
+    fn next(&self) -> Result<Option<Message>, String> {
         // One byte more than a message has, so that a longer one is known for what it is.
         let mut bytes = [0; MESSAGE_BYTES + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(EXCHANGED_DESCRIPTORS_MAX))];
