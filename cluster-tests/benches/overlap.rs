@@ -47,8 +47,7 @@ fn checkpoint(folder: &Path) -> Result<()> {
 
 async fn engine(folder: &Path, overlaps: bool) -> Result<Engine> {
     let engine = Engine::builder().model(folder).dtype("bfloat16").max_model_len(128).max_num_seqs(16);
-    let engine = engine.with_overrides(|overrides| overrides.devices = Some("cuda:0".to_owned()));
-    Ok(engine.async_scheduling(overlaps).start().await?)
+    Ok(engine.devices(["cuda:0"]).async_scheduling(overlaps).start().await?)
 }
 
 /// Tokens a second of so many clients at once, and what they were told.

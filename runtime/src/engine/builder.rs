@@ -84,6 +84,12 @@ impl EngineBuilder {
         self.with_overrides(|overrides| overrides.tensor_parallel_size = Some(ranks))
     }
 
+    /// The ranks' devices, in rank order, instead of CPUs: `cuda:0`, or the UUID of a GPU.
+    pub fn devices<S: Into<String>>(self, devices: impl IntoIterator<Item = S>) -> Self {
+        let devices: Vec<String> = devices.into_iter().map(Into::into).collect();
+        self.with_overrides(move |overrides| overrides.devices = Some(devices.join(",")))
+    }
+
     /// Replicas of the model, each with all ranks and a KV cache of its own. On a CPU each of them loads the weights.
     pub fn data_parallel_size(self, replicas: usize) -> Self {
         self.with_overrides(|overrides| overrides.data_parallel_size = Some(replicas))
