@@ -117,8 +117,9 @@ pub trait Collective: Any + Send {
     /// Every rank's `mine`, in rank order. Lengths may differ, up to [`EXCHANGE_BYTES_MAX`] each: what ranks tell
     /// each other when they meet, never activations.
     fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError>;
-    /// Every rank's descriptors, in rank order, for ranks that are processes; this rank's own place is empty. Numbers may
-    /// differ, up to [`EXCHANGED_DESCRIPTORS_MAX`] each. An error ends the group, and what has come until then is closed.
+    /// Every rank's descriptors, in rank order, for ranks that are processes; this rank's own place is empty. Numbers
+    /// may differ, up to [`EXCHANGED_DESCRIPTORS_MAX`] each. An error ends the group, and what has come until then is
+    /// closed.
     ///
     /// Ranks of one process need none and have no way for them, and neither have processes whose group was not made for
     /// it.

@@ -179,8 +179,8 @@ pub(crate) fn teacher_forced_weighted(
                         let multiprocessors = cuda.facts().multiprocessors;
                         let known =
                             model::cuda::memory(config, partition, rank, options, multiprocessors).unwrap();
-                        let taken = (model.weight_bytes(), model.workspace_bytes());
-                        assert_eq!(taken, (known.weight_bytes, known.workspace_bytes), "known from headers");
+                        let taken = model.weight_bytes() + model.workspace_bytes();
+                        assert_eq!(taken, known.total_bytes(), "as headers told");
                     }
                     model.join(&mut *comm).unwrap();
                     let share = partition.share(rank);

@@ -140,8 +140,7 @@ impl EngineBuilder {
     }
 
     /// What separates ranks: threads of this process, or a process for each, on CPUs and on GPUs. Programs that ask for
-    /// processes call
-    /// [`shard_main`](crate::shard_main) at the start of `main`, or name a program that does.
+    /// processes call [`shard_main`](crate::shard_main) at the start of `main`, or name a program that does.
     pub fn isolation(self, isolation: Isolation) -> Self {
         self.with_overrides(|overrides| overrides.isolation = Some(isolation.name().to_owned()))
     }

@@ -3,9 +3,10 @@
 //!
 //! In the engine each rank keeps its thread, whose [`remote`] executor asks a child process for what the rank is to
 //! do. The child ([`worker`]) runs the same model as a thread would. They speak in frames ([`frame`]) over one Unix
-//! socket, which the child inherits as its standard input. Ranks on CPUs exchange activations through shared memory, of
-//! which a new segment comes with each epoch. Ranks on GPUs only meet there: they map each other's device memory, whose
-//! descriptors they exchange through mailboxes that come with the segment. Each process opens its own card and no other.
+//! socket, which the child inherits as its standard input. Ranks on CPUs exchange activations through shared memory,
+//! of which a new segment comes with each epoch. Ranks on GPUs only meet there: they map each other's device memory,
+//! whose descriptors they exchange through mailboxes that come with the segment. Each process opens its own card and
+//! no other.
 //!
 //! * [`factory`]: makes the group's shared memory, and a process for each rank.
 //! * [`spawn`]: children, and that none outlives its use.
@@ -23,6 +24,7 @@ mod error;
 mod factory;
 mod frame;
 mod log;
+mod place;
 mod remote;
 mod socket;
 mod spawn;
@@ -44,8 +46,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// shared memory, which is that of a layer.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// The same for a rank on a GPU: its process looks when the device has ended the step that it is in, whose kernels leave
-/// their waits for others at once and compute on to its end.
+/// The same for a rank on a GPU: its process looks when the device has ended the step that it is in. The kernels of a
+/// step leave their waits for others at once, and compute on to its end.
 const DEVICE_ANSWER_MAX: Duration = Duration::from_secs(20);
 
 /// How long a process may take to say which build it is. It has only been loaded by then.

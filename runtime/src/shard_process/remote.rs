@@ -4,10 +4,7 @@
 use std::{
     collections::VecDeque,
     os::fd::OwnedFd,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -28,6 +25,7 @@ use super::{
     error::{Doing, ProcessError},
     frame::{Build, Hello, ToParent, ToShard},
     log,
+    place::Place,
     socket::{FrameReader, FrameWriter, Received, Wait, poll},
     spawn::ShardProcess,
 };
@@ -73,31 +71,6 @@ impl Waited {
         self.time += now.saturating_duration_since(self.looked).min(LOOKED_MAX);
         self.looked = now;
         self.time >= limit
-    }
-}
-
-/// The seat of a rank whose process exchanges for it, and whether its group was aborted.
-struct Place {
-    seat: Box<Seat>,
-    is_aborted: Arc<AtomicBool>,
-}
-
-impl Place {
-    fn new(seat: Box<Seat>) -> Self {
-        let is_aborted = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&is_aborted);
-        seat.on_abort(Box::new(move || told.store(true, Ordering::Release)));
-        Self { seat, is_aborted }
-    }
-
-    /// What its process needs to take it.
-    fn descriptors(&self) -> std::io::Result<Vec<OwnedFd>> {
-        let all = std::iter::once(self.seat.descriptor()).chain(self.seat.mailbox());
-        all.map(|descriptor| descriptor.try_clone_to_owned()).collect()
-    }
-
-    fn is_aborted(&self) -> bool {
-        self.is_aborted.load(Ordering::Acquire)
     }
 }
 

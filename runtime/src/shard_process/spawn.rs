@@ -30,8 +30,9 @@ use rustix::{
 
 use super::{log::ErrorLines, socket::poll, worker::VARIABLE};
 
-/// How long a killed process may take to be gone. Longer means that the kernel itself hangs.
-const KILL_MAX: Duration = Duration::from_secs(5);
+/// How long a killed process may take to be gone. Longer means that the kernel itself hangs; a driver may take its time
+/// to end what a card was doing, and until then nothing may be put in its place.
+const KILL_MAX: Duration = Duration::from_secs(60);
 
 /// What is run for a rank.
 #[derive(Clone, Debug)]

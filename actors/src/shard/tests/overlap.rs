@@ -232,7 +232,7 @@ fn preempted_penalised_and_waiting_sequences_draw_beside_each_other_what_they_dr
     let some = |id: usize, prompt| {
         // Penalties, or none; tokens that are awaited, or not; log-probabilities of few.
         let mut request = demanding(id as u64, prompt);
-        if id % 3 != 0 {
+        if !id.is_multiple_of(3) {
             request.sampling.adjustments = Adjustments::default();
         }
         (request.awaits_tokens, request.logprobs) = (id % 4 == 1, (id == 6).then_some(1));

@@ -1,10 +1,10 @@
 //! How descriptors come from each rank to every other: memory can be shared by name or by descriptor, and these have no
 //! names.
 //!
-//! Whoever forms a group makes a pair of sockets for each rank. One end is the rank's inbox, the other goes to everybody
-//! else. A message is one exchange of one rank: its number, and descriptors beside it. Nobody waits at a mailbox, whose
-//! room is for all ranks: all send, all meet, and then all must be there. Each life of a group has its own, so nothing
-//! of an earlier one is in it.
+//! Whoever forms a group makes a pair of sockets for each rank. One end is the rank's inbox, the other goes to all
+//! others. A message is one exchange of one rank: its number, and descriptors beside it. Nobody waits at a mailbox,
+//! whose room is for all ranks: all send, all meet, and then all must be there. Each life of a group has its own, so
+//! nothing of an earlier one is in it.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},

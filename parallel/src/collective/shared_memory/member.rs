@@ -17,8 +17,8 @@ use crate::{
 /// One rank of a group whose others may be in other processes. Dropping it ends the group: a rank that is gone will
 /// not come to a meeting.
 ///
-/// Its [`SharedWork`] is of this process alone. Device memory that ranks elsewhere touch is memory that all of them map,
-/// and which the end of one takes from nobody: nobody waits for that.
+/// Its [`SharedWork`] is of this process alone. Device memory that ranks elsewhere touch is memory that all of them
+/// map, and which the end of one takes from nobody: nobody waits for that.
 pub struct SharedMemory {
     life: Arc<Life>,
     rank: Rank,

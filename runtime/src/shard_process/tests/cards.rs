@@ -1,7 +1,7 @@
 //! Ranks on cards, each in a process of its own, over the software driver: every process has a driver of its own, which
 //! reports what became of its memory.
 
-use std::path::Path;
+use std::{os::unix::process::CommandExt, path::Path, process::Command};
 
 use consort_actors::GenerationError;
 use consort_software_driver::{Report, in_child};
@@ -217,4 +217,67 @@ fn software_driver_a_card_s_process_that_is_killed_or_stopped_costs_a_restart_of
     let survivor = ranks.iter().find(|report| calls(report, "cuMemMap") == 13);
     let survivor = survivor.unwrap_or_else(|| panic!("{ranks:#?}"));
     assert_eq!(calls(survivor, "cuMemCreate"), 1);
+}
+
+const STRUCK: &str = "CONSORT_TEST_STRUCK";
+const FAULT: &str = "CONSORT_TEST_FAULT";
+const CAUSE: &str = "CONSORT_TEST_CAUSE";
+const FAULTS: &str = "CONSORT_SOFTWARE_DRIVER_FAULTS";
+
+/// The program of ranks of which the first process of rank 1 has a card with a fault.
+#[test]
+fn the_program_of_ranks_one_of_which_has_a_bad_card() {
+    let is_first = || fs::File::create_new(std::env::var_os(STRUCK).unwrap_or_default()).is_ok();
+    if std::env::var("CONSORT_SHARD").is_ok_and(|shard| shard.ends_with(":1")) && is_first() {
+        // The same process, whose driver is told by its environment what is to go wrong.
+        let fault = std::env::var(FAULT).expect("the test names one");
+        let mut again = Command::new(std::env::current_exe().expect("a test has an executable"));
+        let error = again.args(std::env::args_os().skip(1)).env(FAULTS, fault).exec();
+        panic!("it cannot start again: {error}");
+    }
+    the_program_of_a_rank();
+}
+
+/// A rank's card fails in a generation, whose error names rank and cause; that rank alone is built anew, and the next
+/// request is answered.
+fn with_a_bad_card(test: &str, fault: &str, cause: &str) -> Option<Vec<Report>> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let struck = folder.path().join("struck").to_string_lossy().into_owned();
+    let environment = [THREE, (STRUCK, &struck), (FAULT, fault), (CAUSE, cause)];
+    over_driver(test, &environment, || {
+        block_on(async {
+            let (folder, loads) = (checkpoint(), Loads::default());
+            let processes =
+                processes_of("cards::the_program_of_ranks_one_of_which_has_a_bad_card", settings());
+            let builder = on_cards(&folder).isolation(Isolation::Process).of_processes(&processes);
+            let engine = loads.watch(builder.step_limit(Duration::from_secs(20))).start().await;
+            let engine = engine.expect("the fault comes later");
+            let first = shards();
+            loads.take();
+            let stream = engine.generate("abc", greedy(150)).expect("admitted");
+            let error = stream.collect().await.expect_err("the rank is lost").to_string();
+            let cause = std::env::var(CAUSE).expect("of this process's fault");
+            assert!(error.contains("rank 1: its process") && error.contains(&cause), "{error}");
+            until_ready(&engine).await;
+            assert_eq!(answer(&engine, "hello", greedy(12)).await.len(), 12);
+            let second = shards();
+            assert_eq!(loads.take(), BTreeSet::from([1]), "nobody else reads weights again");
+            assert_eq!((second[&0], second[&2]), (first[&0], first[&2]));
+            assert_ne!(second[&1], first[&1]);
+            engine.shutdown(Duration::from_secs(5)).await;
+            until("all processes are gone", || shards().is_empty()).await;
+        });
+    })
+}
+
+#[test]
+fn software_driver_a_card_that_fails_in_its_process_costs_a_restart_of_its_rank_alone() {
+    let test = "software_driver_a_card_that_fails_in_its_process_costs_a_restart_of_its_rank_alone";
+    for (fault, cause) in [
+        ("cuGraphLaunch:20=719", "CUDA_ERROR_LAUNCH_FAILED"),
+        ("cuLaunchKernel:60=die", "was killed by SIGKILL"),
+    ] {
+        let Some(reports) = with_a_bad_card(test, fault, cause) else { return };
+        assert!(reports.len() >= 4, "{fault}: the engine's, two survivors' and the successor's");
+    }
 }

@@ -15,7 +15,7 @@ use consort_kernels::device::Isa;
 /// A key with a value for each layer, as TOML writes it: file, environment, flag.
 type Case = (&'static str, [&'static str; 3]);
 
-const CASES: [Case; 27] = [
+const CASES: [Case; 28] = [
     ("model.path", ["\"a.gguf\"", "\"b.gguf\"", "\"c.gguf\""]),
     ("model.dtype", ["\"float32\"", "\"auto\"", "\"bfloat16\""]),
     ("model.max_model_len", ["101", "102", "103"]),
