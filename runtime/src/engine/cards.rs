@@ -31,8 +31,8 @@ pub(super) fn selector(device: DeviceSpec) -> Result<Selector, CudaError> {
 }
 
 impl Cards {
-    /// Those that a topology wants, in rank order, replica by replica; `None` where ranks compute on CPUs. Only they are
-    /// opened, and only when they are known to do.
+    /// Those that a topology wants, in rank order, replica by replica; `None` where ranks compute on CPUs. Only they
+    /// are opened, and only when they are known to do.
     pub(super) fn look(topology: &Topology) -> Result<Option<Cards>, CudaError> {
         let wanted = topology.devices();
         if wanted.iter().all(DeviceSpec::is_cpu) {

@@ -149,8 +149,8 @@ impl NcclCommunicator {
         self.state("go on").map(drop)
     }
 
-    /// Does what puts recorded operations into a stream, if the communicator has not ended; it does not end meanwhile. A
-    /// graph that recorded its operations is replayed in here: after its end they would use what it had.
+    /// Does what puts recorded operations into a stream, if the communicator has not ended; it does not end meanwhile.
+    /// A graph that recorded its operations is replayed in here: after its end they would use what it had.
     pub fn while_it_lasts<T>(
         &self,
         enqueue: impl FnOnce() -> Result<T, KernelError>,

@@ -163,7 +163,9 @@ fn software_driver_survivors_of_a_rank_killed_in_a_sum_abort_and_meet_anew() {
                 third
             });
             let (rounds, error) = sum_until_it_fails(&device, &communicator);
-            assert_eq!((rounds, error), (4, ended(0, reason)));
+            // The abort may come before a survivor has looked whether its fourth sum counts.
+            assert!((3..=4).contains(&rounds), "{rounds}");
+            assert_eq!(error, ended(0, reason));
             let mut third = watch.join().unwrap();
             let id = Nccl::open(settings).unwrap().unique_id().unwrap();
             writeln!(third.stdin.as_mut().unwrap(), "id {}", hex(&id)).unwrap();
@@ -172,7 +174,8 @@ fn software_driver_survivors_of_a_rank_killed_in_a_sum_abort_and_meet_anew() {
         } else {
             let ids = listen(&communicator);
             let (rounds, error) = sum_until_it_fails(&device, &communicator);
-            assert_eq!((rounds, error), (4, ended(rank, reason)));
+            assert!((3..=4).contains(&rounds), "{rounds}");
+            assert_eq!(error, ended(rank, reason));
             ids.recv().unwrap()
         };
         // The same devices, in the next epoch's group.
