@@ -1,6 +1,6 @@
 //! Whole engines on CUDA devices, over a software driver: what is shipped, from a prompt to its answer.
 
-mod overlap;
+pub(crate) mod overlap;
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,7 @@
 //! Ranks that are processes of this very test program, which runs as a shard where a test below calls
 //! [`shard_status`].
 
+mod card_faults;
 mod cards;
 mod dispatch;
 mod frames;
@@ -126,7 +127,11 @@ async fn until(what: &str, condition: impl FnMut() -> bool) {
 }
 
 async fn until_ready(engine: &Engine) {
-    until("the group is ready", || engine.watch().state() == EnsembleState::Ready).await;
+    let begin = Instant::now();
+    while engine.watch().state() != EnsembleState::Ready {
+        assert!(begin.elapsed() < Duration::from_secs(60), "the group is not ready: {:#?}", engine.status());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 /// Processes that `parent` started as shards and that have not ended, by rank.

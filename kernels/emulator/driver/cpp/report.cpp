@@ -112,14 +112,13 @@ void write_report() {
     std::string path = settings().report;
     if (path.empty()) return;
     if (std::size_t at = path.find("%p"); at != std::string::npos) path.replace(at, 2, std::to_string(getpid()));
-    std::FILE* file = std::fopen(path.c_str(), "w");
-    if (!file) {
+    // Whole or not at all: a process may be killed while it writes.
+    std::string part = path + ".part", text = report_text();
+    std::FILE* file = std::fopen(part.c_str(), "w");
+    bool written = file && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    if (file) written = std::fclose(file) == 0 && written;
+    if (!written || std::rename(part.c_str(), path.c_str()) != 0)
         std::fprintf(stderr, "software driver: cannot write the report to %s\n", path.c_str());
-        return;
-    }
-    std::string text = report_text();
-    std::fwrite(text.data(), 1, text.size(), file);
-    std::fclose(file);
 }
 
 } // namespace

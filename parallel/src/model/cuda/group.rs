@@ -34,7 +34,7 @@ pub(super) struct Group {
     /// Memory of other processes at whose addresses the peers are.
     _mapped: Mapped,
     /// Kernels of this rank leave their waits when it is set.
-    _abort: Arc<HostWords>,
+    abort: Arc<HostWords>,
     abort_handle: AbortHandle,
     work: SharedWork,
     /// While the device may touch the others' memory.
@@ -67,7 +67,7 @@ impl Group {
         Ok(Group {
             sums,
             _mapped: mapped,
-            _abort: abort,
+            abort,
             abort_handle: comm.abort_handle(),
             work: comm.shared_work(),
             under_way: None,
@@ -118,10 +118,18 @@ impl Group {
         }
     }
 
+    /// This rank is done with this life of the group: its device waits for nobody any more. Notices of an abort end
+    /// with the rank's place, which may be gone before they were given.
+    pub(super) fn call_off(&self) {
+        self.abort.set(0, 1);
+        self.sums.call_off();
+    }
+
     /// Before this rank's memory is given back: nobody shall touch it any more. False if somebody may. `forget` drops
     /// what was recorded with what the rank sums with.
     pub(super) fn leave(mut self, device: &CudaDevice, forget: impl FnOnce()) -> bool {
         self.abort_handle.abort("a rank gives its device's memory back");
+        self.call_off();
         let limit = if device.is_late() { LATE_SETTLE_LIMIT } else { SETTLE_LIMIT };
         // One that is lost does nothing any more.
         if let Err(CudaError::Timeout { .. }) = device.synchronize("end its part of a group's work", limit) {

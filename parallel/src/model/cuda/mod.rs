@@ -371,6 +371,9 @@ fn upload(
 impl Model for CudaLlama {
     fn join(&mut self, comm: &mut dyn Collective) -> Result<(), ModelError> {
         self.kept_rows = 0;
+        if let Some(group) = &self.group {
+            group.call_off();
+        }
         self.device
             .synchronize("end the work of an earlier epoch", self.step_limit)
             .map_err(KernelError::from)?;

@@ -183,6 +183,11 @@ impl Sums {
         self.watch.iter().for_each(Watch::ended);
     }
 
+    /// Ends what the device may be waiting for in NCCL.
+    pub(super) fn call_off(&self) {
+        self.watch.iter().for_each(Watch::call_off);
+    }
+
     /// Whether what the device summed so far counts; the device has nothing left to do.
     pub(super) fn check(&self, comm: &mut dyn Collective) -> Result<(), ModelError> {
         let Some(watch) = &self.watch else { return Ok(()) };

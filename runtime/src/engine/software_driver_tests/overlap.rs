@@ -13,7 +13,7 @@ async fn engine(folder: &TempDir, devices: &str, overlaps: bool) -> Engine {
 }
 
 /// Requests of all kinds: with penalties, with log-probabilities, and those that await their tokens.
-fn mixture() -> Vec<(String, GenerateOptions)> {
+pub(crate) fn mixture() -> Vec<(String, GenerateOptions)> {
     let mut requests = requests(REQUESTS, TOKENS);
     for (at, (_, options)) in requests.iter_mut().enumerate() {
         options.awaits_tokens = at % 4 == 1;
@@ -27,18 +27,21 @@ fn mixture() -> Vec<(String, GenerateOptions)> {
     requests
 }
 
-async fn complete(engine: &Engine, (prompt, options): &(String, GenerateOptions)) -> Completion {
+pub(crate) async fn complete(engine: &Engine, (prompt, options): &(String, GenerateOptions)) -> Completion {
     let stream = engine.generate(prompt.as_str(), options.clone()).expect("admitted");
     stream.collect().await.expect("it ends well")
 }
 
-async fn together(engine: &Engine, requests: &[(String, GenerateOptions)]) -> Vec<Completion> {
+pub(crate) async fn together(engine: &Engine, requests: &[(String, GenerateOptions)]) -> Vec<Completion> {
     join_all(requests.iter().map(|request| complete(engine, request))).await
 }
 
 /// The same requests, most of which now end somewhere in the middle of what they said: by a token, or by a string. What
 /// was computed beyond that is nobody's.
-fn that_stop(requests: &[(String, GenerateOptions)], said: &[Completion]) -> Vec<(String, GenerateOptions)> {
+pub(crate) fn that_stop(
+    requests: &[(String, GenerateOptions)],
+    said: &[Completion],
+) -> Vec<(String, GenerateOptions)> {
     let mut requests = requests.to_vec();
     for (at, ((_, options), said)) in requests.iter_mut().zip(said).enumerate() {
         let middle = 3 + at % 10;
@@ -53,7 +56,7 @@ fn that_stop(requests: &[(String, GenerateOptions)], said: &[Completion]) -> Vec
 }
 
 /// What a reader sees, but for the cache's part of it.
-fn seen(all: &[Completion]) -> Vec<(Vec<u32>, &str, FinishReason)> {
+pub(crate) fn seen(all: &[Completion]) -> Vec<(Vec<u32>, &str, FinishReason)> {
     all.iter().map(|one| (one.tokens.clone(), one.text.as_str(), one.finish.reason)).collect()
 }
 

@@ -1,15 +1,17 @@
 //! Ranks on cards, each in a process of its own, over the software driver: every process has a driver of its own, which
 //! reports what became of its memory.
 
-use std::{os::unix::process::CommandExt, path::Path, process::Command};
+use std::path::Path;
 
 use consort_actors::GenerationError;
 use consort_software_driver::{Report, in_child};
+use futures_util::future::join_all;
 
 use super::*;
 use crate::{
     engine::software_driver_tests::{
-        THREE, answer, assert_near, block_on, requests, tiny as tiny_on, together_and_alone, with_margins,
+        THREE, answer, assert_near, block_on, overlap, requests, tiny as tiny_on, together_and_alone,
+        with_margins,
     },
     error::RequestError,
 };
@@ -19,8 +21,12 @@ const REPORT: &str = "CONSORT_SOFTWARE_DRIVER_REPORT";
 
 /// Runs `body` over the software driver and returns what each process's driver reported: of those that ended in order.
 /// `None` in the process of the body.
-fn over_driver(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) -> Option<Vec<Report>> {
-    let test = format!("shard_process::tests::cards::{test}");
+pub(super) fn over_driver(
+    test: &str,
+    environment: &[(&str, &str)],
+    body: impl FnOnce(),
+) -> Option<Vec<Report>> {
+    let test = format!("shard_process::tests::{test}");
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("%p.json").to_string_lossy().into_owned();
     let mut environment = environment.to_vec();
@@ -29,8 +35,10 @@ fn over_driver(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) ->
     if std::env::var_os("CONSORT_SOFTWARE_DRIVER_CHILD").is_some() {
         return None;
     }
-    let files = fs::read_dir(folder.path()).expect("it is there").flatten();
-    let reports: Vec<_> = files.map(|file| Report::read(&file.path()).expect("a whole report")).collect();
+    let files = fs::read_dir(folder.path()).expect("it is there").flatten().map(|file| file.path());
+    // A process that was killed while it wrote leaves a part.
+    let files = files.filter(|file| file.extension().is_some_and(|extension| extension == "json"));
+    let reports: Vec<_> = files.map(|file| Report::read(&file).expect("a whole report")).collect();
     for report in &reports {
         let calls = |name: &str| report.calls.get(name).copied().unwrap_or(0);
         assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:#?}");
@@ -41,18 +49,20 @@ fn over_driver(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) ->
         ] {
             assert_eq!(calls(taken), calls(given_back), "{taken}: {report:#?}");
         }
-        let held = calls("cuMemCreate") + calls("cuMemImportFromShareableHandle");
-        assert_eq!(held, calls("cuMemRelease"), "{report:#?}");
+        // A card may be told to refuse once.
+        let refused = environment.iter().filter(|(_, value)| value.contains("cuMemCreate")).count() as u64;
+        let held = calls("cuMemCreate") + calls("cuMemImportFromShareableHandle") - calls("cuMemRelease");
+        assert!(held <= refused, "{report:#?}");
     }
     Some(reports)
 }
 
-fn calls(report: &Report, name: &str) -> u64 {
+pub(super) fn calls(report: &Report, name: &str) -> u64 {
     report.calls.get(name).copied().unwrap_or(0)
 }
 
 /// Patient with processes that share two cores with other tests, but for their silence.
-fn settings() -> WorkSettings {
+pub(super) fn settings() -> WorkSettings {
     WorkSettings {
         silence_max: Duration::from_secs(4),
         device_answer_max: Duration::from_secs(100),
@@ -62,7 +72,7 @@ fn settings() -> WorkSettings {
 }
 
 /// Three ranks on three cards.
-fn on_cards(folder: &TempDir) -> EngineBuilder {
+pub(super) fn on_cards(folder: &TempDir) -> EngineBuilder {
     tiny_on(folder, CARDS).max_model_len(512).batch_invariant(true)
 }
 
@@ -73,7 +83,7 @@ fn isolated_on_cards(folder: &TempDir) -> EngineBuilder {
 
 #[test]
 fn software_driver_three_cards_in_three_processes_say_what_three_threads_and_the_cpu_say() {
-    let test = "software_driver_three_cards_in_three_processes_say_what_three_threads_and_the_cpu_say";
+    let test = "cards::software_driver_three_cards_in_three_processes_say_what_three_threads_and_the_cpu_say";
     let reports = over_driver(test, &[THREE], || {
         block_on(async {
             let folder = checkpoint();
@@ -105,9 +115,79 @@ fn software_driver_three_cards_in_three_processes_say_what_three_threads_and_the
     }
 }
 
+/// Reports of the processes that had a card's memory.
+fn of_ranks(reports: &[Report]) -> Vec<&Report> {
+    let ranks: Vec<_> = reports.iter().filter(|report| report.graph_launches > 0).collect();
+    assert_eq!(ranks.len(), 3, "{reports:#?}");
+    ranks
+}
+
+#[test]
+fn software_driver_processes_overlap_steps_and_say_what_threads_say_one_step_after_another() {
+    let test =
+        "cards::software_driver_processes_overlap_steps_and_say_what_threads_say_one_step_after_another";
+    let reports = over_driver(test, &[THREE], || {
+        block_on(async {
+            let folder = checkpoint();
+            let requests = overlap::mixture();
+            let threads = on_cards(&folder).async_scheduling(false).start().await.expect("threads start");
+            let expected = overlap::together(&threads, &requests).await;
+            let stopping = overlap::that_stop(&requests, &expected);
+            let expected_stops = overlap::together(&threads, &stopping).await;
+            threads.shutdown(Duration::from_secs(5)).await;
+            let engine = isolated_on_cards(&folder).start().await.expect("processes start");
+            assert_eq!(overlap::seen(&overlap::together(&engine, &requests).await), overlap::seen(&expected));
+            let stopped = overlap::together(&engine, &stopping).await;
+            assert_eq!(overlap::seen(&stopped), overlap::seen(&expected_stops));
+            for (request, expected) in stopping.iter().zip(&expected_stops) {
+                let alone = overlap::complete(&engine, request).await;
+                assert_eq!(overlap::seen(&[alone]), overlap::seen(std::slice::from_ref(expected)));
+            }
+            engine.shutdown(Duration::from_secs(5)).await;
+        });
+    });
+    let Some(mut reports) = reports else { return };
+    // The threads' is that of the engine's process.
+    reports.retain(|report| calls(report, "cuCtxEnablePeerAccess") == 0);
+    for rank in of_ranks(&reports) {
+        assert!(rank.graphs_behind > 30, "steps are meant to overlap: {rank:#?}");
+    }
+}
+
+#[test]
+fn software_driver_processes_that_sum_through_nccl_say_what_the_cpu_says() {
+    let test = "cards::software_driver_processes_that_sum_through_nccl_say_what_the_cpu_says";
+    // Where no card reaches another's memory, nothing else is possible.
+    for environment in [&[THREE][..], &[THREE, ("CONSORT_SOFTWARE_DRIVER_SHARES", "0")]] {
+        let reports = over_driver(test, environment, || {
+            block_on(async {
+                let folder = checkpoint();
+                let cpu = tiny_on(&folder, "cpu").start().await.expect("it starts");
+                let builder = isolated_on_cards(&folder).batch_invariant(false).all_reduce(AllReduce::Nccl);
+                let engine = builder.start().await.expect("processes start");
+                let prompts: Vec<String> =
+                    (0..16).map(|at| "a few words. ".repeat(1 + at % 3) + &at.to_string()).collect();
+                let together = join_all(prompts.iter().map(|prompt| with_margins(&engine, prompt, 12))).await;
+                for (prompt, together) in prompts.iter().zip(&together) {
+                    assert_near(together, &with_margins(&cpu, prompt, 12).await, prompt);
+                }
+                engine.shutdown(Duration::from_secs(5)).await;
+                cpu.shutdown(Duration::from_secs(5)).await;
+            });
+        });
+        let Some(reports) = reports else { return };
+        let summed: u64 = of_ranks(&reports)
+            .iter()
+            .map(|report| (0..3).map(|rank| calls(report, &format!("ncclAllReduce@{rank}"))).sum::<u64>())
+            .inspect(|sums| assert!(*sums > 100, "{reports:#?}"))
+            .sum();
+        println!("{summed} sums through NCCL");
+    }
+}
+
 #[test]
 fn software_driver_each_process_opens_its_own_card_and_the_engine_keeps_none() {
-    let test = "software_driver_each_process_opens_its_own_card_and_the_engine_keeps_none";
+    let test = "cards::software_driver_each_process_opens_its_own_card_and_the_engine_keeps_none";
     let reports = over_driver(test, &[THREE], || {
         block_on(async {
             let folder = checkpoint();
@@ -137,7 +217,7 @@ fn software_driver_each_process_opens_its_own_card_and_the_engine_keeps_none() {
 
 #[test]
 fn software_driver_cards_that_share_no_memory_are_refused_with_what_to_do() {
-    let test = "software_driver_cards_that_share_no_memory_are_refused_with_what_to_do";
+    let test = "cards::software_driver_cards_that_share_no_memory_are_refused_with_what_to_do";
     let environment = [THREE, ("CONSORT_SOFTWARE_DRIVER_SHARES", "0")];
     let reports = over_driver(test, &environment, || {
         block_on(async {
@@ -159,9 +239,9 @@ fn count(folder: impl AsRef<Path>) -> usize {
     fs::read_dir(folder).map_or(0, Iterator::count)
 }
 
-/// What is open: here, in a process that lives through everything, and in the system's shared memory.
-fn open(survivor: i32) -> [usize; 3] {
-    [count("/proc/self/fd"), count(format!("/proc/{survivor}/fd")), count("/dev/shm")]
+/// What is open: here, and in a process that lives through everything.
+pub(super) fn open(survivor: i32) -> [usize; 2] {
+    [count("/proc/self/fd"), count(format!("/proc/{survivor}/fd"))]
 }
 
 /// Strikes a rank in the middle of a generation, which ends with an error that names rank and cause; the next request
@@ -189,7 +269,8 @@ async fn strike(engine: &Engine, loads: &Loads, rank: u16, how: Signal, expected
 
 #[test]
 fn software_driver_a_card_s_process_that_is_killed_or_stopped_costs_a_restart_of_its_rank_alone() {
-    let test = "software_driver_a_card_s_process_that_is_killed_or_stopped_costs_a_restart_of_its_rank_alone";
+    let test =
+        "cards::software_driver_a_card_s_process_that_is_killed_or_stopped_costs_a_restart_of_its_rank_alone";
     let reports = over_driver(test, &[THREE], || {
         block_on(async {
             let (folder, loads) = (checkpoint(), Loads::default());
@@ -217,67 +298,4 @@ fn software_driver_a_card_s_process_that_is_killed_or_stopped_costs_a_restart_of
     let survivor = ranks.iter().find(|report| calls(report, "cuMemMap") == 13);
     let survivor = survivor.unwrap_or_else(|| panic!("{ranks:#?}"));
     assert_eq!(calls(survivor, "cuMemCreate"), 1);
-}
-
-const STRUCK: &str = "CONSORT_TEST_STRUCK";
-const FAULT: &str = "CONSORT_TEST_FAULT";
-const CAUSE: &str = "CONSORT_TEST_CAUSE";
-const FAULTS: &str = "CONSORT_SOFTWARE_DRIVER_FAULTS";
-
-/// The program of ranks of which the first process of rank 1 has a card with a fault.
-#[test]
-fn the_program_of_ranks_one_of_which_has_a_bad_card() {
-    let is_first = || fs::File::create_new(std::env::var_os(STRUCK).unwrap_or_default()).is_ok();
-    if std::env::var("CONSORT_SHARD").is_ok_and(|shard| shard.ends_with(":1")) && is_first() {
-        // The same process, whose driver is told by its environment what is to go wrong.
-        let fault = std::env::var(FAULT).expect("the test names one");
-        let mut again = Command::new(std::env::current_exe().expect("a test has an executable"));
-        let error = again.args(std::env::args_os().skip(1)).env(FAULTS, fault).exec();
-        panic!("it cannot start again: {error}");
-    }
-    the_program_of_a_rank();
-}
-
-/// A rank's card fails in a generation, whose error names rank and cause; that rank alone is built anew, and the next
-/// request is answered.
-fn with_a_bad_card(test: &str, fault: &str, cause: &str) -> Option<Vec<Report>> {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let struck = folder.path().join("struck").to_string_lossy().into_owned();
-    let environment = [THREE, (STRUCK, &struck), (FAULT, fault), (CAUSE, cause)];
-    over_driver(test, &environment, || {
-        block_on(async {
-            let (folder, loads) = (checkpoint(), Loads::default());
-            let processes =
-                processes_of("cards::the_program_of_ranks_one_of_which_has_a_bad_card", settings());
-            let builder = on_cards(&folder).isolation(Isolation::Process).of_processes(&processes);
-            let engine = loads.watch(builder.step_limit(Duration::from_secs(20))).start().await;
-            let engine = engine.expect("the fault comes later");
-            let first = shards();
-            loads.take();
-            let stream = engine.generate("abc", greedy(150)).expect("admitted");
-            let error = stream.collect().await.expect_err("the rank is lost").to_string();
-            let cause = std::env::var(CAUSE).expect("of this process's fault");
-            assert!(error.contains("rank 1: its process") && error.contains(&cause), "{error}");
-            until_ready(&engine).await;
-            assert_eq!(answer(&engine, "hello", greedy(12)).await.len(), 12);
-            let second = shards();
-            assert_eq!(loads.take(), BTreeSet::from([1]), "nobody else reads weights again");
-            assert_eq!((second[&0], second[&2]), (first[&0], first[&2]));
-            assert_ne!(second[&1], first[&1]);
-            engine.shutdown(Duration::from_secs(5)).await;
-            until("all processes are gone", || shards().is_empty()).await;
-        });
-    })
-}
-
-#[test]
-fn software_driver_a_card_that_fails_in_its_process_costs_a_restart_of_its_rank_alone() {
-    let test = "software_driver_a_card_that_fails_in_its_process_costs_a_restart_of_its_rank_alone";
-    for (fault, cause) in [
-        ("cuGraphLaunch:20=719", "CUDA_ERROR_LAUNCH_FAILED"),
-        ("cuLaunchKernel:60=die", "was killed by SIGKILL"),
-    ] {
-        let Some(reports) = with_a_bad_card(test, fault, cause) else { return };
-        assert!(reports.len() >= 4, "{fault}: the engine's, two survivors' and the successor's");
-    }
 }

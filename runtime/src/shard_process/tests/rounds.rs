@@ -28,6 +28,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How a rank ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Strike {
+    /// When its step is done.
     KillIdle,
     KillInStep,
     StopInStep,
@@ -59,8 +60,7 @@ impl Strike {
 /// A life of the group, for one rank.
 struct Life {
     epoch: Epoch,
-    /// `None` where the rank is hit before.
-    plan: Option<Arc<StepPlan>>,
+    plan: Arc<StepPlan>,
     is_hit: bool,
 }
 
@@ -102,18 +102,15 @@ fn prompt(epoch: Epoch) -> Arc<StepPlan> {
 /// Waits for the step, and where the rank is hit for its loss.
 fn outcome(executor: &mut Box<dyn ShardExecutor>, life: &Life) -> Result<Vec<u32>, ShardError> {
     let deadline = Instant::now() + LIMIT;
-    let mut tokens = Vec::new();
-    if life.plan.is_some() {
-        let pipeline = executor.pipeline().expect("ranks elsewhere are pipelines");
-        let result = loop {
-            assert!(Instant::now() < deadline, "a step does not end");
-            if let Some(result) = pipeline.finish(Duration::from_millis(50))? {
-                break result;
-            }
-        };
-        let sampled = result.outputs.iter().flat_map(|output| &output.sampled);
-        tokens = sampled.map(|sampled| sampled.token).collect();
-    }
+    let pipeline = executor.pipeline().expect("ranks elsewhere are pipelines");
+    let result = loop {
+        assert!(Instant::now() < deadline, "a step does not end");
+        if let Some(result) = pipeline.finish(Duration::from_millis(50))? {
+            break result;
+        }
+    };
+    let sampled = result.outputs.iter().flat_map(|output| &output.sampled);
+    let tokens = sampled.map(|sampled| sampled.token).collect();
     while life.is_hit {
         executor.check()?;
         assert!(Instant::now() < deadline, "a loss is not noticed");
@@ -142,9 +139,7 @@ fn serve(
             }
         };
         executor.join().expect("all are there");
-        if let Some(plan) = &life.plan {
-            executor.pipeline().expect("ranks elsewhere are pipelines").begin(plan).expect("it lives");
-        }
+        executor.pipeline().expect("ranks elsewhere are pipelines").begin(&life.plan).expect("it lives");
         said.send(Said::Begun).expect("the test listens");
         let ended = outcome(&mut executor, &life);
         match &ended {
@@ -205,10 +200,10 @@ pub(super) fn lose_one_rank_after_another(factory: &ProcessFactory) {
         for round in 0..SETTLING + ROUNDS {
             let (strike, hit) = (Strike::of(round), 1 + (round / 2 % 2) as usize);
             let epoch = Epoch(1 + round);
-            let plan = (strike != Strike::KillIdle).then(|| prompt(epoch));
+            let plan = prompt(epoch);
             let comms = factory.collective(RANKS).expect("a segment");
             for (at, (member, comm)) in members.iter().zip(comms).enumerate() {
-                let life = Life { epoch, plan: plan.clone(), is_hit: at == hit };
+                let life = Life { epoch, plan: Arc::clone(&plan), is_hit: at == hit };
                 member.lives.send((life, comm)).expect("its thread lives");
             }
             for member in &members {
@@ -224,13 +219,23 @@ pub(super) fn lose_one_rank_after_another(factory: &ProcessFactory) {
             if round == SETTLING {
                 before = Some((held("self"), held(&survivor.to_string())));
             }
+            let others = || members.iter().enumerate().filter(|(at, _)| *at != hit);
+            let mut ended = Vec::new();
+            if strike == Strike::KillIdle {
+                ended = others().map(|(at, member)| (at, member.ended())).collect();
+                assert!(ended.iter().all(|(_, ended)| ended.is_ok()), "round {round}: {ended:?}");
+            }
             signal(running[&(hit as u16)], strike.signal());
             let lost = members[hit].ended().expect_err("it was hit").to_string();
             assert!(strike.says(&lost), "round {round}, {strike:?}: {lost}");
-            for (at, member) in members.iter().enumerate().filter(|(at, _)| *at != hit) {
-                match member.ended() {
+            if strike != Strike::KillIdle {
+                ended = others().map(|(at, member)| (at, member.ended())).collect();
+            }
+            for (at, ended) in ended {
+                match ended {
                     // Rank 0 tells the tokens.
-                    Ok(tokens) if at == 0 && plan.is_some() => {
+                    Ok(tokens) if at == 0 => {
+                        assert_eq!(tokens.len(), 1, "round {round}");
                         assert_eq!(*expected.get_or_insert(tokens.clone()), tokens, "round {round}");
                     }
                     Ok(_) => {}
@@ -240,12 +245,14 @@ pub(super) fn lose_one_rank_after_another(factory: &ProcessFactory) {
             }
         }
         let (ours, theirs) = before.expect("it settled");
-        assert_eq!(held(&survivor.to_string()), theirs, "of the process of rank 0");
+        let at_last = held(&survivor.to_string());
+        let is_more = at_last.iter().zip(theirs).any(|(after, before)| *after > before);
+        assert!(!is_more, "the process of rank 0 holds {at_last:?}, before {theirs:?}");
         // Other tests of this program come and go; what each round left would be more.
         for (after, before) in held("self").into_iter().zip(ours) {
             assert!(after < before + ROUNDS as usize / 2, "{:?}, before {ours:?}", held("self"));
         }
-        assert!(expected.is_some(), "no step was ever done in time");
+        assert!(expected.is_some(), "of ranks that were lost after their step");
         let loads: Vec<Vec<u64>> = members.iter().map(Member::loads).collect();
         assert!(loads.iter().flatten().all(|bytes| *bytes > 0), "{loads:?}");
         assert_eq!(loads[0].len(), 1, "rank 0 lived through everything and loaded once");

@@ -123,6 +123,11 @@ impl Watch {
         self.shared.state().since = None;
     }
 
+    /// Has the communicator end, with all that it still does.
+    pub(super) fn call_off(&self) {
+        self.shared.end();
+    }
+
     /// What NCCL told of a failure of this rank, if it did.
     pub(super) fn failure(&self) -> Option<NcclError> {
         self.shared.state().failure.clone()
