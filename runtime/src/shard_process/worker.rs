@@ -22,7 +22,7 @@ use consort_actors::{
     plan::{StepPlan, StepResult},
 };
 use consort_parallel::{
-    collective::{SharedMemory, SharedMemoryError},
+    collective::{AbortHandle, Collective as _, SharedMemory, SharedMemoryError},
     ids::Rank,
 };
 use rustix::{
@@ -147,6 +147,7 @@ fn run(engine: i32) -> Result<(), WorkerError> {
             finished: AtomicU64::new(0),
         }),
         rank: None,
+        group: None,
         under_way: 0,
         epoch: Epoch(0),
     };
@@ -158,6 +159,11 @@ fn run(engine: i32) -> Result<(), WorkerError> {
     let outcome = catch_unwind(AssertUnwindSafe(|| worker.serve()))
         .unwrap_or_else(|panic| Err(WorkerError::Panicked(panic_message(panic.as_ref()))));
     if let Err(error) = &outcome {
+        // First of all: survivors are to hear of the cause, and not that this rank is gone.
+        if let Some((rank, group)) = &worker.group {
+            let pid = std::process::id();
+            group.abort(&format!("{rank}: its process {pid} failed: {}", whole(error)));
+        }
         // The engine may be gone, which was then the reason.
         let _ = worker.outbox.say(&ToParent::Failed { error: whole(error) });
     }
@@ -237,6 +243,8 @@ struct Worker {
     reader: FrameReader,
     outbox: Arc<Outbox>,
     rank: Option<Loaded>,
+    /// Its place in a group, and how to end that; of the last one.
+    group: Option<(Rank, AbortHandle)>,
     /// Steps that were begun and not answered.
     under_way: usize,
     /// Epoch of the last of them.
@@ -318,7 +326,9 @@ impl Worker {
         let descriptors = self.reader.descriptors(descriptors).ok_or(WorkerError::NoPlace)?;
         let mut descriptors = descriptors.into_iter();
         let segment = descriptors.next().ok_or(WorkerError::NoPlace)?;
-        Ok(Box::new(SharedMemory::attach(segment, rank)?.with_mailbox(descriptors.collect())?))
+        let place = SharedMemory::attach(segment, rank)?.with_mailbox(descriptors.collect())?;
+        self.group = Some((rank, place.abort_handle()));
+        Ok(Box::new(place))
     }
 
     fn loaded(&mut self, order: &'static str) -> Result<&mut Loaded, WorkerError> {

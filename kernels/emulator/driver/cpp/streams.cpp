@@ -137,6 +137,15 @@ int wait_for(Lock& lock, Context& context, const std::shared_ptr<Completion>& co
     return SUCCESS;
 }
 
+void await_end_of_failed(Lock& lock, const Context& context) {
+    driver().work.notify_one();
+    driver().done.wait(lock, [&] {
+        return std::all_of(streams().begin(), streams().end(), [&](const auto& stream) {
+            return stream->context.get() != &context || stream->queue.empty();
+        });
+    });
+}
+
 const Clock& host_clock() { return host(); }
 
 void host_saw(const Clock& clock) { host().merge(clock); }

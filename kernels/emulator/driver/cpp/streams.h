@@ -105,6 +105,9 @@ void demand(const std::shared_ptr<Completion>& completion);
 // The host waits until it is done, or the context has failed; returns a Result.
 int wait_for(Lock& lock, Context& context, const std::shared_ptr<Completion>& completion);
 
+// Waits until the device's thread has dropped what a context that has failed had enqueued.
+void await_end_of_failed(Lock& lock, const Context& context);
+
 // What the host knows to have happened. `host_saw` tells that it has seen what comes before a clock.
 const Clock& host_clock();
 void host_saw(const Clock& clock);

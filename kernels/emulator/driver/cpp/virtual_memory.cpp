@@ -194,11 +194,15 @@ API cuMemMap(Address start, std::size_t bytes, std::size_t offset, std::uint64_t
 }
 
 API cuMemUnmap(Address start, std::size_t bytes) {
-    return initialised(__func__, [&](Call&) -> int {
+    return initialised(__func__, [&](Call& call) -> int {
         Range pages = range(start, bytes);
         Reserved* place = find_reserved(pages);
         if (!place) return INVALID_VALUE;
-        std::string user = in_flight(pages);
+        std::shared_ptr<Context> context = current_context();
+        bool failed = context && context->sticky;
+        // With a context that has failed its work has ended, and nobody can wait for that.
+        if (failed) await_end_of_failed(call.lock, *context);
+        std::string user = failed ? "" : in_flight(pages);
         if (!user.empty())
             violation("cuMemUnmap of memory that is in use: " + describe(start) + ", by " + user +
                       ", whose end the host has not seen");

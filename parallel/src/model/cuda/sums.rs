@@ -201,10 +201,12 @@ impl Sums {
 
     /// Whose failure an error of a launch is: where the communicator has ended, the one for which it was ended.
     pub(super) fn blame(&self, error: KernelError, comm: &mut dyn Collective) -> ModelError {
-        let has_ended =
-            matches!(&error, KernelError::Nccl(nccl) if matches!(**nccl, NcclError::Ended { .. }));
-        if !has_ended {
-            return error.into();
+        let KernelError::Nccl(nccl) = &error else { return error.into() };
+        match &**nccl {
+            // As the watch would have told it, had it looked sooner.
+            nccl if nccl.is_of_a_peer() => comm.abort_handle().abort(&nccl.to_string()),
+            NcclError::Ended { .. } => {}
+            _ => return error.into(),
         }
         if let Some(failure) = self.failure() {
             return failure;

@@ -6,7 +6,7 @@ use std::{os::unix::process::CommandExt, process::Command};
 use consort_software_driver::Report;
 
 use super::{
-    cards::{calls, on_cards, over_driver, settings},
+    cards::{calls, on_cards, over_driver, reports_over_driver, settings},
     rounds::lose_one_rank_after_another,
     *,
 };
@@ -40,18 +40,20 @@ fn the_program_of_ranks_one_of_which_has_a_bad_card() {
     the_program_of_a_rank();
 }
 
-/// Three processes, of which rank 1's first ones have the faults `lives`.
+/// Three processes, of which rank 1's first ones have the faults `lives`. Of the test's name and environment, and what
+/// it does, `run` makes reports.
 fn with_bad_cards(
     test: &str,
     lives: &str,
     more: &[(&str, &str)],
-    body: impl AsyncFnOnce(EngineBuilder),
+    run: impl FnOnce(&str, &[(&str, &str)], &dyn Fn()) -> Option<Vec<Report>>,
+    body: impl AsyncFn(EngineBuilder),
 ) -> Option<Vec<Report>> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let struck = folder.path().join("struck").to_string_lossy().into_owned();
     let mut environment = vec![THREE, (STRUCK, &struck), (LIVES, lives)];
     environment.extend(more);
-    over_driver(&format!("card_faults::{test}"), &environment, || {
+    run(&format!("card_faults::{test}"), &environment, &|| {
         block_on(async {
             let folder = checkpoint();
             let program = "card_faults::the_program_of_ranks_one_of_which_has_a_bad_card";
@@ -80,42 +82,54 @@ const CASE: &str = "CONSORT_TEST_CASE";
 fn fail_and_answer(test: &str, cases: &[Case]) {
     for (at, case) in cases.iter().enumerate() {
         let (at, means) = (at.to_string(), case.means.name());
-        let reports = with_bad_cards(test, case.lives, &[(CASE, &at), (MEANS, means)], async |builder| {
-            let case: usize = std::env::var(CASE).expect("it is set").parse().expect("a number");
-            let case = &cases[case];
-            let loads = Loads::default();
-            let builder = builder.batch_invariant(case.means != AllReduce::Nccl).all_reduce(case.means);
-            let engine = loads.watch(builder.step_limit(Duration::from_secs(8))).start().await;
-            let engine = engine.expect("the fault comes later");
-            let first = shards();
-            loads.take();
-            let stream = engine.generate("abc", greedy(150)).expect("admitted");
-            let error = stream.collect().await.expect_err("the group is lost").to_string();
-            println!("{}: {error}", case.lives);
-            for part in case.says {
-                assert!(error.contains(part), "{}: {part} is not in {error}", case.lives);
-            }
-            // A group that meets in vain is formed once more.
-            let begin = Instant::now();
-            loop {
-                assert!(begin.elapsed() < Duration::from_secs(90), "{}: {:?}", case.lives, engine.status());
-                until_ready(&engine).await;
-                if let Ok(stream) = engine.generate("hello", greedy(12))
-                    && let Ok(completion) = stream.collect().await
-                {
-                    assert_eq!(completion.tokens.len(), 12);
-                    break;
+        let more = [(CASE, &*at), (MEANS, means)];
+        let reports = with_bad_cards(
+            test,
+            case.lives,
+            &more,
+            |a, b, c| over_driver(a, b, c),
+            async |builder| {
+                let case: usize = std::env::var(CASE).expect("it is set").parse().expect("a number");
+                let case = &cases[case];
+                let loads = Loads::default();
+                let builder = builder.batch_invariant(case.means != AllReduce::Nccl).all_reduce(case.means);
+                let engine = loads.watch(builder.step_limit(Duration::from_secs(8))).start().await;
+                let engine = engine.expect("the fault comes later");
+                let first = shards();
+                loads.take();
+                let stream = engine.generate("abc", greedy(150)).expect("admitted");
+                let error = stream.collect().await.expect_err("the group is lost").to_string();
+                println!("{}: {error}", case.lives);
+                for part in case.says {
+                    assert!(error.contains(part), "{}: {part} is not in {error}", case.lives);
                 }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-            let again: BTreeSet<u16> = case.again.iter().copied().collect();
-            assert_eq!(loads.take(), again, "{}: nobody else reads weights again", case.lives);
-            let second = shards();
-            for (rank, pid) in &first {
-                assert_eq!(second[rank] == *pid, !again.contains(rank), "{}: rank {rank}", case.lives);
-            }
-            engine.shutdown(Duration::from_secs(5)).await;
-        });
+                // A group that meets in vain is formed once more.
+                let begin = Instant::now();
+                loop {
+                    assert!(
+                        begin.elapsed() < Duration::from_secs(90),
+                        "{}: {:?}",
+                        case.lives,
+                        engine.status()
+                    );
+                    until_ready(&engine).await;
+                    if let Ok(stream) = engine.generate("hello", greedy(12))
+                        && let Ok(completion) = stream.collect().await
+                    {
+                        assert_eq!(completion.tokens.len(), 12);
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                let again: BTreeSet<u16> = case.again.iter().copied().collect();
+                assert_eq!(loads.take(), again, "{}: nobody else reads weights again", case.lives);
+                let second = shards();
+                for (rank, pid) in &first {
+                    assert_eq!(second[rank] == *pid, !again.contains(rank), "{}: rank {rank}", case.lives);
+                }
+                engine.shutdown(Duration::from_secs(5)).await;
+            },
+        );
         let Some(reports) = reports else { return };
         assert!(reports.len() >= 4, "{}: of the engine and three ranks", case.lives);
     }
@@ -182,7 +196,10 @@ fn software_driver_a_process_without_memory_or_without_an_end_of_its_meeting_is_
         ),
     ] {
         let more = [(MEANS, means.name()), (CASE, &says.join(";"))];
-        let reports = with_bad_cards(test, lives, &more, async |builder| {
+        let run = |test: &str, environment: &[(&str, &str)], body: &dyn Fn()| {
+            reports_over_driver(test, environment, body)
+        };
+        let reports = with_bad_cards(test, lives, &more, run, async |builder| {
             let (means, says) = (std::env::var(MEANS), std::env::var(CASE));
             let (means, says) = (means.expect("it is set"), says.expect("it is set"));
             let means = AllReduce::ALL.into_iter().find(|known| known.name() == means).expect("it is known");
@@ -193,8 +210,11 @@ fn software_driver_a_process_without_memory_or_without_an_end_of_its_meeting_is_
                 assert!(text.contains(part), "{part} is not in {text}");
             }
         });
-        if reports.is_none() {
-            return;
+        let Some(reports) = reports else { return };
+        for report in reports {
+            assert_eq!(report.violations, 0, "{lives}: {report:#?}");
+            // A thread that hangs in NCCL keeps its device open, and nothing in its memory.
+            assert!(report.devices.iter().all(|device| device.bytes == 0), "{lives}: {report:#?}");
         }
     }
 }

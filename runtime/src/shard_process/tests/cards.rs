@@ -26,6 +26,30 @@ pub(super) fn over_driver(
     environment: &[(&str, &str)],
     body: impl FnOnce(),
 ) -> Option<Vec<Report>> {
+    let reports = reports_over_driver(test, environment, body)?;
+    // A card may be told to refuse once.
+    let refused = environment.iter().filter(|(_, value)| value.contains("cuMemCreate")).count() as u64;
+    for report in &reports {
+        assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:#?}");
+        for (taken, given_back) in [
+            ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"),
+            ("cuMemMap", "cuMemUnmap"),
+            ("cuMemAddressReserve", "cuMemAddressFree"),
+        ] {
+            assert_eq!(calls(report, taken), calls(report, given_back), "{taken}: {report:#?}");
+        }
+        let held = calls(report, "cuMemCreate") + calls(report, "cuMemImportFromShareableHandle");
+        assert!(held - calls(report, "cuMemRelease") <= refused, "{report:#?}");
+    }
+    Some(reports)
+}
+
+/// The same, whatever the processes have left.
+pub(super) fn reports_over_driver(
+    test: &str,
+    environment: &[(&str, &str)],
+    body: impl FnOnce(),
+) -> Option<Vec<Report>> {
     let test = format!("shard_process::tests::{test}");
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("%p.json").to_string_lossy().into_owned();
@@ -38,23 +62,7 @@ pub(super) fn over_driver(
     let files = fs::read_dir(folder.path()).expect("it is there").flatten().map(|file| file.path());
     // A process that was killed while it wrote leaves a part.
     let files = files.filter(|file| file.extension().is_some_and(|extension| extension == "json"));
-    let reports: Vec<_> = files.map(|file| Report::read(&file).expect("a whole report")).collect();
-    for report in &reports {
-        let calls = |name: &str| report.calls.get(name).copied().unwrap_or(0);
-        assert_eq!((report.violations, report.leaked_bytes()), (0, 0), "{report:#?}");
-        for (taken, given_back) in [
-            ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"),
-            ("cuMemMap", "cuMemUnmap"),
-            ("cuMemAddressReserve", "cuMemAddressFree"),
-        ] {
-            assert_eq!(calls(taken), calls(given_back), "{taken}: {report:#?}");
-        }
-        // A card may be told to refuse once.
-        let refused = environment.iter().filter(|(_, value)| value.contains("cuMemCreate")).count() as u64;
-        let held = calls("cuMemCreate") + calls("cuMemImportFromShareableHandle") - calls("cuMemRelease");
-        assert!(held <= refused, "{report:#?}");
-    }
-    Some(reports)
+    Some(files.map(|file| Report::read(&file).expect("a whole report")).collect())
 }
 
 pub(super) fn calls(report: &Report, name: &str) -> u64 {
