@@ -1,7 +1,7 @@
 //! What it costs that ranks are processes, over the real model on this machine's CPU.
 //!
-//! `cargo bench -p consort-cluster-tests --bench isolation`, after `cargo xtask model`. Two ranks of one thread each, as
-//! threads of the engine and as processes of their own, are asked in turn; printed are medians and the ratio. Both
+//! `cargo bench -p consort-cluster-tests --bench isolation`, after `cargo xtask model`. Two ranks of one thread each,
+//! as threads of the engine and as processes of their own, are asked in turn; printed are medians and the ratio. Both
 //! engines must say the same tokens.
 
 #![expect(clippy::print_stdout, reason = "a bench prints its tables")]

@@ -152,6 +152,99 @@ fn software_driver_a_server_on_three_cards_has_a_process_for_each_and_answers_as
     assert_eq!(of_ranks.count(), 3, "the killed one leaves none");
 }
 
+/// Chats of sixteen clients: long and short prompts, greedy and drawn, some with log-probabilities, which no other step
+/// is begun behind.
+fn clients(greedy: bool) -> Vec<Value> {
+    let client = |at: usize| {
+        let prompt: String = "314159265358979".chars().cycle().skip(at).take(1 + at * 5 % 23).collect();
+        json!({
+            "model": "twin", "prompt": prompt, "max_tokens": 8 + at * 3 % 13, "ignore_eos": true, "seed": at,
+            "temperature": if greedy || at.is_multiple_of(3) { 0.0 } else { 0.8 },
+            "logprobs": if greedy || at.is_multiple_of(5) { Some(2) } else { None },
+        })
+    };
+    (0..16).map(client).collect()
+}
+
+fn ask(server: &Served, body: &Value) -> Value {
+    let (status, answer) = server.post("/v1/completions", body);
+    assert_eq!(status, 200, "{answer}");
+    answer["choices"][0].clone()
+}
+
+fn ask_all_at_once(server: &Served, bodies: &[Value]) -> Vec<Value> {
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = bodies.iter().map(|body| scope.spawn(|| ask(server, body))).collect();
+        asked.into_iter().map(|answer| answer.join().unwrap()).collect()
+    })
+}
+
+/// Answers of a server on three cards, with a process for each, to these bodies at once and one after another; and what
+/// the ranks' drivers reported.
+fn serve_sixteen(arguments: &[&str], bodies: &[Value]) -> ([Vec<Value>; 2], Vec<Report>) {
+    let (checkpoint, folder) = (checkpoint(), tempfile::tempdir().unwrap());
+    let report = folder.path().join("%p.json");
+    let server = Served::start_by(over_driver(&report), checkpoint.path().to_str().unwrap(), arguments);
+    assert_eq!(shards(server.pid()).len(), 3);
+    let together = ask_all_at_once(&server, bodies);
+    let alone = bodies.iter().map(|body| ask(&server, body)).collect();
+    server.terminate();
+    let (status, errors) = server.end(Duration::from_secs(60));
+    assert_eq!(status, Some(0), "{errors}");
+    let mut of_ranks = reports(folder.path());
+    of_ranks.retain(|report| report.graph_launches > 0);
+    assert_eq!(of_ranks.len(), 3);
+    ([together, alone], of_ranks)
+}
+
+/// Sums that NCCL did.
+fn by_nccl(reports: &[Report]) -> u64 {
+    let calls = reports.iter().flat_map(|report| &report.calls);
+    calls.filter(|(name, _)| name.starts_with("ncclAllReduce@")).map(|(_, count)| count).sum()
+}
+
+#[test]
+fn software_driver_sixteen_clients_of_a_server_on_three_cards_get_what_each_gets_alone() {
+    let ([together, alone], reports) = serve_sixteen(&CARDS, &clients(false));
+    assert_eq!(together, alone);
+    assert!(reports.iter().all(|report| report.graphs_behind > 5), "steps overlap: {reports:#?}");
+    assert_eq!(by_nccl(&reports), 0, "its order of sums is nobody's to say");
+}
+
+/// A greedy answer's tokens, and by how much each was ahead of the next one.
+fn margins(choice: &Value) -> Vec<(String, f64)> {
+    let logprobs = &choice["logprobs"];
+    let tokens = logprobs["tokens"].as_array().unwrap().iter();
+    let tops = logprobs["top_logprobs"].as_array().unwrap();
+    let margin = |top: &Value| {
+        let mut values: Vec<f64> =
+            top.as_object().unwrap().values().map(|value| value.as_f64().unwrap()).collect();
+        values.sort_by(|a, b| b.total_cmp(a));
+        values[0] - values[1]
+    };
+    tokens.zip(tops).map(|(token, top)| (token.to_string(), margin(top))).collect()
+}
+
+#[test]
+fn software_driver_a_server_whose_ranks_sum_through_nccl_answers_as_with_kernels_but_for_ties() {
+    let bodies = clients(true);
+    let (by_kernels, none) = serve_sixteen(&CARDS, &bodies);
+    let arguments =
+        ["--devices", "cuda:0,cuda:1,cuda:2", "--served-model-name", "twin", "--all-reduce", "nccl"];
+    let (through_nccl, some) = serve_sixteen(&arguments, &bodies);
+    assert!(by_nccl(&none) == 0 && by_nccl(&some) > 300, "{none:#?} {some:#?}");
+    for answers in through_nccl {
+        for (got, expected) in answers.iter().zip(&by_kernels[1]) {
+            let (got, expected) = (margins(got), margins(expected));
+            assert_eq!(got.len(), expected.len());
+            // What follows a tie that went the other way is another text.
+            if let Some(at) = got.iter().zip(&expected).position(|(got, expected)| got.0 != expected.0) {
+                assert!(expected[at].1 < 0.05, "{got:?} instead of {expected:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn software_driver_the_configuration_of_a_server_on_cards_says_that_ranks_are_processes() {
     let checkpoint = checkpoint();

@@ -290,7 +290,7 @@ async fn a_lost_shard_ends_what_ran_there_and_the_other_replica_goes_on() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_has_not_started_at_a_lost_replica_runs_at_another() {
-    let mut failing = FakeFactory::new().with_fault(0, 100, Fault::Error);
+    let mut failing = FakeFactory::new().with_fault(0, 300, Fault::Error);
     failing.step_time = Duration::from_millis(3);
     let (ensemble, factories) = start_all([slow(3), failing], |spec| spec.scheduler.max_num_seqs = 1).await;
     let first = open(&ensemble, request(1, 40, 150)).await;

@@ -6,7 +6,7 @@ use std::{os::unix::process::CommandExt, process::Command};
 use consort_software_driver::Report;
 
 use super::{
-    cards::{calls, on_cards, over_driver, reports_over_driver, settings},
+    cards::{assert_given_back, calls, on_cards, over_driver, reports_over_driver, settings},
     rounds::lose_one_rank_after_another,
     *,
 };
@@ -40,20 +40,18 @@ fn the_program_of_ranks_one_of_which_has_a_bad_card() {
     the_program_of_a_rank();
 }
 
-/// Three processes, of which rank 1's first ones have the faults `lives`. Of the test's name and environment, and what
-/// it does, `run` makes reports.
+/// Three processes, of which rank 1's first ones have the faults `lives`; what their drivers reported.
 fn with_bad_cards(
     test: &str,
     lives: &str,
     more: &[(&str, &str)],
-    run: impl FnOnce(&str, &[(&str, &str)], &dyn Fn()) -> Option<Vec<Report>>,
-    body: impl AsyncFn(EngineBuilder),
+    body: impl AsyncFnOnce(EngineBuilder),
 ) -> Option<Vec<Report>> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let struck = folder.path().join("struck").to_string_lossy().into_owned();
     let mut environment = vec![THREE, (STRUCK, &struck), (LIVES, lives)];
     environment.extend(more);
-    run(&format!("card_faults::{test}"), &environment, &|| {
+    reports_over_driver(&format!("card_faults::{test}"), &environment, || {
         block_on(async {
             let folder = checkpoint();
             let program = "card_faults::the_program_of_ranks_one_of_which_has_a_bad_card";
@@ -83,55 +81,45 @@ fn fail_and_answer(test: &str, cases: &[Case]) {
     for (at, case) in cases.iter().enumerate() {
         let (at, means) = (at.to_string(), case.means.name());
         let more = [(CASE, &*at), (MEANS, means)];
-        let reports = with_bad_cards(
-            test,
-            case.lives,
-            &more,
-            |a, b, c| over_driver(a, b, c),
-            async |builder| {
-                let case: usize = std::env::var(CASE).expect("it is set").parse().expect("a number");
-                let case = &cases[case];
-                let loads = Loads::default();
-                let builder = builder.batch_invariant(case.means != AllReduce::Nccl).all_reduce(case.means);
-                let engine = loads.watch(builder.step_limit(Duration::from_secs(8))).start().await;
-                let engine = engine.expect("the fault comes later");
-                let first = shards();
-                loads.take();
-                let stream = engine.generate("abc", greedy(150)).expect("admitted");
-                let error = stream.collect().await.expect_err("the group is lost").to_string();
-                println!("{}: {error}", case.lives);
-                for part in case.says {
-                    assert!(error.contains(part), "{}: {part} is not in {error}", case.lives);
+        let reports = with_bad_cards(test, case.lives, &more, async |builder| {
+            let case: usize = std::env::var(CASE).expect("it is set").parse().expect("a number");
+            let case = &cases[case];
+            let loads = Loads::default();
+            let builder = builder.batch_invariant(case.means != AllReduce::Nccl).all_reduce(case.means);
+            let engine = loads.watch(builder.step_limit(Duration::from_secs(8))).start().await;
+            let engine = engine.expect("the fault comes later");
+            let first = shards();
+            loads.take();
+            let stream = engine.generate("abc", greedy(150)).expect("admitted");
+            let error = stream.collect().await.expect_err("the group is lost").to_string();
+            println!("{}: {error}", case.lives);
+            for part in case.says {
+                assert!(error.contains(part), "{}: {part} is not in {error}", case.lives);
+            }
+            // A group that meets in vain is formed once more.
+            let begin = Instant::now();
+            loop {
+                assert!(begin.elapsed() < Duration::from_secs(90), "{}: {:?}", case.lives, engine.status());
+                until_ready(&engine).await;
+                if let Ok(stream) = engine.generate("hello", greedy(12))
+                    && let Ok(completion) = stream.collect().await
+                {
+                    assert_eq!(completion.tokens.len(), 12);
+                    break;
                 }
-                // A group that meets in vain is formed once more.
-                let begin = Instant::now();
-                loop {
-                    assert!(
-                        begin.elapsed() < Duration::from_secs(90),
-                        "{}: {:?}",
-                        case.lives,
-                        engine.status()
-                    );
-                    until_ready(&engine).await;
-                    if let Ok(stream) = engine.generate("hello", greedy(12))
-                        && let Ok(completion) = stream.collect().await
-                    {
-                        assert_eq!(completion.tokens.len(), 12);
-                        break;
-                    }
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-                let again: BTreeSet<u16> = case.again.iter().copied().collect();
-                assert_eq!(loads.take(), again, "{}: nobody else reads weights again", case.lives);
-                let second = shards();
-                for (rank, pid) in &first {
-                    assert_eq!(second[rank] == *pid, !again.contains(rank), "{}: rank {rank}", case.lives);
-                }
-                engine.shutdown(Duration::from_secs(5)).await;
-            },
-        );
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            let again: BTreeSet<u16> = case.again.iter().copied().collect();
+            assert_eq!(loads.take(), again, "{}: nobody else reads weights again", case.lives);
+            let second = shards();
+            for (rank, pid) in &first {
+                assert_eq!(second[rank] == *pid, !again.contains(rank), "{}: rank {rank}", case.lives);
+            }
+            engine.shutdown(Duration::from_secs(5)).await;
+        });
         let Some(reports) = reports else { return };
         assert!(reports.len() >= 4, "{}: of the engine and three ranks", case.lives);
+        assert_given_back(&reports, u64::from(case.lives.contains("cuMemCreate")));
     }
 }
 
@@ -196,10 +184,7 @@ fn software_driver_a_process_without_memory_or_without_an_end_of_its_meeting_is_
         ),
     ] {
         let more = [(MEANS, means.name()), (CASE, &says.join(";"))];
-        let run = |test: &str, environment: &[(&str, &str)], body: &dyn Fn()| {
-            reports_over_driver(test, environment, body)
-        };
-        let reports = with_bad_cards(test, lives, &more, run, async |builder| {
+        let reports = with_bad_cards(test, lives, &more, async |builder| {
             let (means, says) = (std::env::var(MEANS), std::env::var(CASE));
             let (means, says) = (means.expect("it is set"), says.expect("it is set"));
             let means = AllReduce::ALL.into_iter().find(|known| known.name() == means).expect("it is known");
