@@ -43,6 +43,9 @@ enum Command {
     /// Run one part in this process. `run` starts this.
     #[command(hide = true)]
     Part(parts::Args),
+    /// Be one of the ranks of the part `processes`, which starts this.
+    #[command(hide = true)]
+    Rank(parts::RankArgs),
 }
 
 fn main() -> ExitCode {
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
             Ok(true)
         }
         Command::Part(args) => parts::run(folder, cli.size, &args).map(|()| true),
+        Command::Rank(args) => args.run().map(|()| true),
     });
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -9,6 +9,7 @@ mod linears;
 mod machine;
 mod model;
 mod nccl;
+mod processes;
 mod sampling;
 mod sanitizer;
 mod tokens;
@@ -20,6 +21,7 @@ use std::{fmt::Write as _, path::PathBuf, time::Duration};
 use anyhow::{Context, Result};
 use rustix::process::getppid;
 
+pub(crate) use self::processes::rank::Args as RankArgs;
 use crate::{
     folder::Folder,
     session::{Line, Session, Size},
@@ -63,6 +65,14 @@ pub(crate) const PARTS: &[Part] = &[
         optional: false,
         uses_peer: false,
         work: tokens::run,
+    },
+    Part {
+        name: "processes",
+        about: "three processes on one card: memory shared by descriptor, our all-reduce; function, not speed",
+        limit: 30,
+        optional: false,
+        uses_peer: false,
+        work: processes::run,
     },
     Part {
         name: "ceilings",

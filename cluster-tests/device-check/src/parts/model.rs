@@ -154,6 +154,7 @@ fn load(session: &mut Session, shape: &Shape) -> Result<Option<Loaded>> {
         devices: &devices,
         dtype: DType::BF16,
         deterministic: false,
+        separate_processes: false,
         sequences: shape.batch,
         context: shape.context,
         step_tokens: shape.context,
@@ -161,7 +162,7 @@ fn load(session: &mut Session, shape: &Shape) -> Result<Option<Loaded>> {
     session.device.load_all()?;
     let comm = LocalGroup::new(1).pop().context("a group without ranks")?;
     let started = Instant::now();
-    let rank = Ranked::load(&plan, &partition, &devices[0], comm)?;
+    let rank = Ranked::load(&plan, &partition, &devices[0], Box::new(comm))?;
     let seconds = started.elapsed().as_secs_f64();
     let gigabytes = rank.weight_bytes() as f64 / 1e9;
     let note = format!(

@@ -33,9 +33,9 @@ use crate::{
 };
 
 /// Ranks on the one card.
-const WIDTH: usize = 3;
+pub(super) const WIDTH: usize = 3;
 /// Models of more parameters run alone only: blocks that wait for others must not fill the card.
-const TINY_PARAMETERS_MAX: u64 = 4_000_000;
+pub(super) const TINY_PARAMETERS_MAX: u64 = 4_000_000;
 /// Tokens of the fixed prompt, and of what follows it. So long a prompt is multiplied by the library at once.
 const PROMPT: usize = 80;
 const ANSWER: usize = 32;
@@ -73,7 +73,7 @@ pub(crate) fn run(session: &mut Session) -> Result<()> {
 }
 
 /// Folders with a checkpoint, and GGUF files, in the folder or one below it, by name.
-fn models(folder: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn models(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = |folder: &Path| -> Result<Vec<PathBuf>> {
         let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
         let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
@@ -96,7 +96,7 @@ fn models(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// The session's device, and the same card opened twice more.
-fn devices(session: &Session) -> Result<Vec<Device>> {
+pub(super) fn devices(session: &Session) -> Result<Vec<Device>> {
     let mut devices = vec![Device::Cuda(session.device.clone())];
     let selector = format!("cuda:{}", session.device.facts().ordinal).parse()?;
     while devices.len() < WIDTH {
@@ -174,6 +174,7 @@ impl Case {
             devices,
             dtype: DType::BF16,
             deterministic,
+            separate_processes: false,
             sequences,
             context,
             step_tokens: sequences * context,
@@ -249,7 +250,7 @@ impl Case {
     }
 }
 
-fn random_tokens(seed: u64, count: usize, vocabulary: usize) -> Vec<u32> {
+pub(super) fn random_tokens(seed: u64, count: usize, vocabulary: usize) -> Vec<u32> {
     let mut noise = Noise::new(seed);
     (0..count).map(|_| (noise.next_u64() % vocabulary as u64) as u32).collect()
 }

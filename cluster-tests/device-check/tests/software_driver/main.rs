@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod operations;
+mod processes;
 mod recorded;
 mod shipped;
 mod whole_models;

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::{check, outcome};
 
 /// A folder with these fixtures as its models.
-fn folder_of(models: &[&str]) -> tempfile::TempDir {
+pub(crate) fn folder_of(models: &[&str]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../parallel/fixtures");
     fs::create_dir(folder.path().join("models")).unwrap();

@@ -11,7 +11,7 @@ use consort_kernels::{
 use consort_parallel::{
     batch::{Batch, BatchSpan},
     checkpoint::Checkpoint,
-    collective::{Collective, Local, LocalGroup},
+    collective::{Collective, LocalGroup},
     ids::BlockId,
     kv::KvStore,
     model::{AllReduce, Draw, LoadOptions, Model, RowRequest, kv_layout, load},
@@ -30,6 +30,8 @@ pub(in crate::parts) struct Plan<'a> {
     pub(in crate::parts) devices: &'a [Device],
     pub(in crate::parts) dtype: DType,
     pub(in crate::parts) deterministic: bool,
+    /// Whether each rank has a process of its own.
+    pub(in crate::parts) separate_processes: bool,
     /// Sequences at a time.
     pub(in crate::parts) sequences: usize,
     /// Most tokens of one sequence.
@@ -60,7 +62,7 @@ pub(in crate::parts) struct Ranked {
     // Before the pages, which its graphs use, and before its place in the group, where others may wait for its device.
     model: Box<dyn Model>,
     kv: KvStore,
-    comm: Local,
+    comm: Box<dyn Collective>,
     blocks_of_one: usize,
     /// Rows that the last step kept.
     kept: usize,
@@ -86,10 +88,10 @@ pub(in crate::parts) fn on_ranks<T: PartialEq + Send>(
             .zip(plan.devices)
             .map(|(comm, device)| {
                 scope.spawn(move || {
-                    let mut rank = Ranked::load(plan, partition, device, comm)?;
+                    let mut rank = Ranked::load(plan, partition, device, Box::new(comm))?;
                     let found = work(&mut rank)?;
-                    // A rank that leaves ends the group, in which others may still wait for its device.
-                    rank.comm.barrier()?;
+                    // Others may still wait for its device.
+                    rank.meet()?;
                     Ok(found)
                 })
             })
@@ -127,7 +129,7 @@ impl Ranked {
         plan: &Plan<'_>,
         partition: &Partition,
         device: &Device,
-        mut comm: Local,
+        mut comm: Box<dyn Collective>,
     ) -> Result<Ranked> {
         let (rank, blocks_of_one) = (comm.rank(), plan.context.div_ceil(BLOCK_SIZE));
         let blocks = plan.sequences * blocks_of_one;
@@ -140,16 +142,21 @@ impl Ranked {
             num_blocks: blocks,
             step_limit: STEP_LIMIT,
             deterministic: plan.deterministic,
-            separate_processes: false,
+            separate_processes: plan.separate_processes,
             // NCCL refuses ranks that share a card.
             all_reduce: AllReduce::Kernels,
         };
         let mut model = load(device, plan.checkpoint, partition, rank, &options, &|_, _| {})?;
-        model.join(&mut comm)?;
+        model.join(&mut *comm)?;
         let share = partition.share(rank);
         let layout = kv_layout(plan.checkpoint.config(), share, plan.dtype, BLOCK_SIZE)?;
         let kv = KvStore::new(device, layout, blocks)?;
         Ok(Ranked { model, kv, comm, blocks_of_one, kept: 0 })
+    }
+
+    /// Waits until all ranks have come here. One that leaves before ends the group for the others.
+    pub(in crate::parts) fn meet(&mut self) -> Result<()> {
+        Ok(self.comm.barrier()?)
     }
 
     /// Bytes of weights that this rank holds.
@@ -165,7 +172,7 @@ impl Ranked {
     /// Runs a step. Its results are waited for by [`Ranked::draw`] and [`Ranked::logits`].
     pub(in crate::parts) fn step(&mut self, parts: &[Part<'_>], rows: Rows) -> Result<()> {
         let batch = batch(parts, rows, self.blocks_of_one);
-        self.model.forward(&batch, &mut self.kv, &mut self.comm)?;
+        self.model.forward(&batch, &mut self.kv, &mut *self.comm)?;
         self.kept = batch.output_rows.len();
         Ok(())
     }
@@ -176,7 +183,7 @@ impl Ranked {
             (SamplingParams { temperature: 0.0, ..SamplingParams::default() }, TokenHistory::default());
         let draw = Draw { sampling: &sampling, history: &history, position: 0, logprobs: None };
         let requests = vec![RowRequest { prompt: None, draw: Some(draw) }; self.kept];
-        let outcomes = self.model.outcomes(&requests, false, &mut self.comm)?;
+        let outcomes = self.model.outcomes(&requests, false, &mut *self.comm)?;
         let token = |drawn: Option<consort_parallel::model::Drawn>| {
             drawn.and_then(|drawn| drawn.token).context("a row has no finite logit")
         };
@@ -188,7 +195,7 @@ impl Ranked {
         let (mut rows, vocabulary) = (Vec::with_capacity(self.kept), self.model.vocab_size());
         for start in (0..self.kept).step_by(self.model.logit_rows_max()) {
             let end = self.kept.min(start + self.model.logit_rows_max());
-            let logits = self.model.logits(start..end, &mut self.comm)?;
+            let logits = self.model.logits(start..end, &mut *self.comm)?;
             rows.extend(logits.chunks_exact(vocabulary).map(<[f32]>::to_vec));
         }
         Ok(rows)
