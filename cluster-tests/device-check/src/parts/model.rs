@@ -2,12 +2,13 @@
 //!
 //! A decode step is all that the product does but for choosing what to run: numbers to the device, a graph, logits,
 //! draws, tokens to the host. Pages are filled by a prefill of one prompt, whose pages are copied to the other
-//! sequences: all read pages of their own.
+//! sequences: all read pages of their own. The same steps are also enqueued one behind another, as the product does.
 //!
 //! On an H200 this should take about: writing the weights 4 s, loading them 6 s, giving the files back 2 s, prefills
-//! 1 s, the peer's weights and the choice of its fastest step 6 s, decodes of both 4 s.
+//! 1 s, the peer's weights and the choice of its fastest step 6 s, decodes of both 4 s, steps behind each other 3 s.
 
 mod checkpoint;
+mod overlap;
 
 use std::time::{Duration, Instant};
 
@@ -113,6 +114,7 @@ pub(crate) fn run(session: &mut Session) -> Result<()> {
     for (at, batch) in [1, shape.batch].into_iter().enumerate() {
         let steps = session.pick(STEPS[at], 1);
         decode(session, &shape, &mut model, batch, steps, &goals[at])?;
+        overlap::decode(session, &shape, &mut model, batch, steps)?;
     }
     Ok(())
 }

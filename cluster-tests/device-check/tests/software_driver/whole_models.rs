@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{check, outcome};
+use crate::{check, outcome, row};
 
 /// A folder with these fixtures as its models.
 pub(crate) fn folder_of(models: &[&str]) -> tempfile::TempDir {
@@ -126,11 +126,20 @@ fn software_driver_a_random_model_is_loaded_filled_and_decoded_by_graphs() {
         expected.push(format!("{case}: logits against the prefill's"));
         expected.push(case.clone());
         expected.push(format!("{case}: the layers' graph alone"));
+        let behind = format!("{case}, a step enqueued behind another");
+        expected.push(behind.clone());
+        expected.push(format!("{behind}: tokens"));
     }
-    assert_eq!((cases(&report), required_and_right(&report)), (expected.iter().map(|x| &**x).collect(), 2));
+    assert_eq!((cases(&report), required_and_right(&report)), (expected.iter().map(|x| &**x).collect(), 4));
     let positive = |row: &Value| row["ours"]["value"].as_f64().unwrap() > 0.0;
     assert!(rows(&report).iter().filter(|row| row["ours"]["better"] == "higher").all(positive), "{report}");
     assert!(output.status.success());
     let counted = assert_clean(counted);
-    assert!(counted["graph_launches"].as_u64().unwrap() >= 2 * 14, "{counted}");
+    assert!(counted["graph_launches"].as_u64().unwrap() >= 2 * (14 + 16), "{counted}");
+    // At most nine of each ten that are enqueued to time the layers, and what overlaps.
+    assert!(counted["graphs_behind"].as_u64().unwrap() > 2 * 9, "{counted}");
+    for (batch, compared) in [(1, "of 8"), (8, "of 64")] {
+        let case = format!("decode at 96, batch {batch}, a step enqueued behind another: tokens");
+        assert_eq!(row(&report, "model", &case)["note"], compared, "two turns of four steps");
+    }
 }

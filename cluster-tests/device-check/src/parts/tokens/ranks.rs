@@ -14,7 +14,10 @@ use consort_parallel::{
     collective::{Collective, LocalGroup},
     ids::BlockId,
     kv::KvStore,
-    model::{AllReduce, Draw, LoadOptions, Model, RowRequest, kv_layout, load},
+    model::{
+        AllReduce, Draw, LoadOptions, Model, RowOutcome, RowRequest, STEPS_UNDER_WAY_MAX, drawn_by,
+        kv_layout, load,
+    },
     partition::Partition,
 };
 
@@ -66,6 +69,24 @@ pub(in crate::parts) struct Ranked {
     blocks_of_one: usize,
     /// Rows that the last step kept.
     kept: usize,
+    likeliest: Likeliest,
+}
+
+/// How the likeliest token is drawn.
+struct Likeliest {
+    sampling: SamplingParams,
+    history: TokenHistory,
+}
+
+impl Likeliest {
+    fn new() -> Likeliest {
+        let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+        Likeliest { sampling, history: TokenHistory::default() }
+    }
+
+    fn draw(&self) -> Draw<'_> {
+        Draw { sampling: &self.sampling, history: &self.history, position: 0, logprobs: None }
+    }
 }
 
 /// What a sequence went on with.
@@ -151,7 +172,7 @@ impl Ranked {
         let share = partition.share(rank);
         let layout = kv_layout(plan.checkpoint.config(), share, plan.dtype, BLOCK_SIZE)?;
         let kv = KvStore::new(device, layout, blocks)?;
-        Ok(Ranked { model, kv, comm, blocks_of_one, kept: 0 })
+        Ok(Ranked { model, kv, comm, blocks_of_one, kept: 0, likeliest: Likeliest::new() })
     }
 
     /// Waits until all ranks have come here. One that leaves before ends the group for the others.
@@ -179,15 +200,45 @@ impl Ranked {
 
     /// The likeliest token of each kept row, as the product draws it.
     pub(in crate::parts) fn draw(&mut self) -> Result<Vec<u32>> {
-        let (sampling, history) =
-            (SamplingParams { temperature: 0.0, ..SamplingParams::default() }, TokenHistory::default());
-        let draw = Draw { sampling: &sampling, history: &history, position: 0, logprobs: None };
-        let requests = vec![RowRequest { prompt: None, draw: Some(draw) }; self.kept];
-        let outcomes = self.model.outcomes(&requests, false, &mut *self.comm)?;
-        let token = |drawn: Option<consort_parallel::model::Drawn>| {
-            drawn.and_then(|drawn| drawn.token).context("a row has no finite logit")
-        };
-        outcomes.into_iter().map(|outcome| token(outcome.drawn)).collect()
+        let requests = vec![RowRequest { prompt: None, draw: Some(self.likeliest.draw()) }; self.kept];
+        tokens_of(self.model.outcomes(&requests, false, &mut *self.comm)?)
+    }
+
+    /// The tokens of each of `count` steps of one new token of each sequence, all at this position. Each step is
+    /// enqueued while the one before is under way, and its input is what that one draws on the device.
+    pub(in crate::parts) fn overlapped(
+        &mut self,
+        first: &[u32],
+        position: usize,
+        count: usize,
+    ) -> Result<Vec<Vec<u32>>> {
+        let Ranked { model, kv, comm, blocks_of_one, likeliest, .. } = self;
+        let overlap = model.overlap().context("the model's steps cannot be enqueued behind each other")?;
+        let requests = vec![RowRequest { prompt: None, draw: Some(likeliest.draw()) }; first.len()];
+        if !overlap.takes(&requests) {
+            bail!("the model does not begin steps that draw the likeliest token");
+        }
+        let drawn: Vec<u32> = (0..first.len()).map(drawn_by).collect();
+        let (mut begun, mut tokens) = (0, Vec::with_capacity(count));
+        while tokens.len() < count {
+            while begun < count && begun - tokens.len() < STEPS_UNDER_WAY_MAX {
+                let inputs = if begun == 0 { first } else { &drawn };
+                let parts: Vec<Part<'_>> = inputs
+                    .iter()
+                    .enumerate()
+                    .map(|(sequence, token)| Part {
+                        sequence,
+                        start: position,
+                        tokens: std::slice::from_ref(token),
+                    })
+                    .collect();
+                overlap.begin(&batch(&parts, Rows::Last, *blocks_of_one), &requests, kv, &mut **comm)?;
+                begun += 1;
+            }
+            let outcomes = overlap.finish(STEP_LIMIT, &mut **comm)?;
+            tokens.push(tokens_of(outcomes.context("a step under way takes too long")?)?);
+        }
+        Ok(tokens)
     }
 
     /// The logits of each kept row.
@@ -254,6 +305,14 @@ impl Ranked {
             (1..sequences).flat_map(|sequence| blocks(0).zip(blocks(sequence))).collect();
         Ok(self.kv.copy_blocks(&copies)?)
     }
+}
+
+/// The drawn tokens.
+fn tokens_of(outcomes: Vec<RowOutcome>) -> Result<Vec<u32>> {
+    let token = |outcome: RowOutcome| {
+        outcome.drawn.and_then(|drawn| drawn.token).context("a row has no finite logit")
+    };
+    outcomes.into_iter().map(token).collect()
 }
 
 /// The blocks of a sequence, in descending order, so that a table is never the identity.
