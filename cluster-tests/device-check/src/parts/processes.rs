@@ -1,5 +1,5 @@
-//! Three processes on one card, a rank each: they map each other's memory by descriptor and add with our kernels. Whether
-//! that works, not how fast it is: a card gives its time to processes in turns.
+//! Three processes on one card, a rank each: they map each other's memory by descriptor and add with our kernels.
+//! Whether that works, not how fast it is: a card gives its time to processes in turns.
 //!
 //! What the processes say of a tiny model must be, to the bit, what the same ranks say as threads of one process, whose
 //! sums have the same order. Then a process is killed for which the others wait in a step.

@@ -1,4 +1,4 @@
-//! The process of one rank: takes its place, computes, and says a line of JSON for each thing that its parent waits for.
+//! The process of one rank: takes its place, computes, and says a line of JSON for each thing its parent waits for.
 
 use std::{
     io::{IoSliceMut, Write},
