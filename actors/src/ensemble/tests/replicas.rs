@@ -290,10 +290,11 @@ async fn a_lost_shard_ends_what_ran_there_and_the_other_replica_goes_on() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_has_not_started_at_a_lost_replica_runs_at_another() {
-    let mut failing = FakeFactory::new().with_fault(0, 300, Fault::Error);
+    let mut failing = FakeFactory::new().with_fault(0, 250, Fault::Error);
     failing.step_time = Duration::from_millis(3);
     let (ensemble, factories) = start_all([slow(3), failing], |spec| spec.scheduler.max_num_seqs = 1).await;
-    let first = open(&ensemble, request(1, 40, 150)).await;
+    // Longer than until the fault: nobody else is served here before.
+    let first = open(&ensemble, request(1, 40, 400)).await;
     let lost = open(&ensemble, request(50, 400, 500)).await;
     // Both are full: these wait where their prefix is.
     let waiting: Vec<Generation> = (0..3).map(|_| ensemble.submit(request(50, 400, 3)).unwrap()).collect();
@@ -306,10 +307,10 @@ async fn what_has_not_started_at_a_lost_replica_runs_at_another() {
         assert_eq!(last, GenerationEvent::Finished(FinishReason::Length));
     }
     assert_eq!(read(first).await.1, GenerationEvent::Finished(FinishReason::Length));
-    until("all are counted", || ensemble.status().finished.length == 4).await;
+    let counts = || (ensemble.status().finished.length, ensemble.status().finished.failed);
+    until("all are counted", || counts() == (4, 1)).await;
     let status = ensemble.status();
     assert!(status.moved_requests >= 3, "{}", status.moved_requests);
-    assert_eq!(status.finished.failed, 1);
     finish_all(ensemble, &factories).await;
 }
 

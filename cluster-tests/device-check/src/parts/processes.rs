@@ -131,7 +131,7 @@ fn compared(session: &Session, model: &Path) -> Result<Row> {
         }
         other => bail!("rank {rank} says {other:?}"),
     })?;
-    group.end_well()?;
+    group.end_well(0..WIDTH)?;
     let (wrong, compared) = different(&of_threads, &answers);
     let note = format!("of {compared} numbers of {WIDTH} ranks, against three threads of one process");
     Ok(Row::new(SAME, Figure::cost(wrong as f64, "wrong"))
@@ -163,12 +163,15 @@ fn without_one(session: &Session, model: &Path) -> Result<f64> {
     })?;
     std::thread::sleep(UNTIL_IT_WAITS);
     group.kill(VICTIM)?;
-    let seconds = group.abort(KILLED);
+    let aborted = group.abort(KILLED);
     group.hear(WAKE_LIMIT, WIDTH - 1, |rank, message| match message {
         Message::Failed(reason) if reason.contains(KILLED) => Ok(()),
         other => bail!("rank {rank} says {other:?}"),
     })?;
-    Ok(seconds.elapsed().as_secs_f64())
+    let seconds = aborted.elapsed().as_secs_f64();
+    // They give back what they hold.
+    group.end_well(0..VICTIM)?;
+    Ok(seconds)
 }
 
 #[cfg(test)]

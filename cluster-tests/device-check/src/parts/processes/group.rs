@@ -115,9 +115,9 @@ impl Group {
         now
     }
 
-    /// Waits for the end of all processes, which must be a good one.
-    pub(super) fn end_well(&mut self) -> Result<()> {
-        for rank in 0..self.processes.len() {
+    /// Waits for the end of these ranks' processes, which must be a good one.
+    pub(super) fn end_well(&mut self, ranks: std::ops::Range<usize>) -> Result<()> {
+        for rank in ranks {
             let status = self.ending(rank, END_LIMIT)?;
             if !status.success() {
                 bail!("rank {rank} answered, and then its process ended with {status}");
