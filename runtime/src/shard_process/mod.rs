@@ -15,7 +15,7 @@
 //!
 //! **Signs of life.** A process says every half second that it lives. One that is silent for [`SILENCE_MAX`], or that
 //! does not let go of a group that was aborted within [`ANSWER_MAX`], is killed and counts as lost: that costs a
-//! restart of the rank, whatever it hung in. A child whose engine is gone ends at once.
+//! restart of the rank, once that is noticed. A child whose engine is gone ends at once.
 //!
 //! Absent on purpose: ports, names in a file system, and anything that a stranger could connect to.
 

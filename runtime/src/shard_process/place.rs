@@ -11,6 +11,8 @@ use std::{
 
 use consort_parallel::collective::{Collective, Seat};
 
+use super::error::ProcessError;
+
 /// The seat of a rank whose process exchanges for it, and whether its group was aborted.
 pub(super) struct Place {
     seat: Box<Seat>,
@@ -29,6 +31,11 @@ impl Place {
     pub(super) fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
         let all = std::iter::once(self.seat.descriptor()).chain(self.seat.mailbox());
         all.map(|descriptor| descriptor.try_clone_to_owned()).collect()
+    }
+
+    /// Ends this life of the group for what became of the rank.
+    pub(super) fn abort(&self, error: &ProcessError) {
+        self.seat.abort_handle().abort(&format!("{}: {error}", self.seat.rank()));
     }
 
     pub(super) fn is_aborted(&self) -> bool {

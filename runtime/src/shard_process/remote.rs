@@ -337,6 +337,8 @@ impl RemoteExecutor {
     fn lose(&mut self, why: impl FnOnce(&mut Self) -> ProcessError) -> ShardError {
         let error = why(self);
         self.is_lost = true;
+        // First: its end may take a while, and the others and all streams need not wait for that.
+        self.place.abort(&error);
         self.process.kill();
         error.into()
     }

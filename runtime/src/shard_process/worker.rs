@@ -188,6 +188,8 @@ fn take_socket() -> io::Result<OwnedFd> {
     let socket = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     let nothing = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::stdio::dup2_stdin(&nothing)?;
+    // What libraries print there, as NCCL does, is carried with the rank's log.
+    rustix::stdio::dup2_stdout(rustix::stdio::stderr())?;
     Ok(socket)
 }
 

@@ -209,12 +209,11 @@ fn software_driver_fifty_losses_of_cards_processes_leave_nothing_behind() {
     let test = "card_faults::software_driver_fifty_losses_of_cards_processes_leave_nothing_behind";
     let reports = over_driver(test, &[THREE], || {
         let folder = checkpoint();
-        let settings = WorkSettings { silence_max: Duration::from_secs(2), ..settings() };
         let mut model = model_factory(&folder, 3);
         model.devices = (0..3).map(|index| DeviceSpec::Cuda(CudaCard::Index(index))).collect();
         model.options.dtype = DType::BF16;
         model.options.separate_processes = true;
-        let processes = processes_of("the_program_of_a_rank", settings);
+        let processes = processes_of("the_program_of_a_rank", settings());
         lose_one_rank_after_another(&ProcessFactory::new(model, processes));
     });
     let Some(reports) = reports else { return };

@@ -241,7 +241,9 @@ pub(super) fn lose_one_rank_after_another(factory: &ProcessFactory) {
                         assert_eq!(*expected.get_or_insert(tokens.clone()), tokens, "round {round}");
                     }
                     Ok(_) => {}
-                    Err(ShardError::Aborted { reason }) => assert_eq!(reason, lost, "round {round}"),
+                    Err(ShardError::Aborted { reason }) => {
+                        assert_eq!(reason, format!("rank {hit}: {lost}"), "round {round}");
+                    }
                     Err(error) => panic!("round {round}: rank {at}: {error}"),
                 }
             }
@@ -270,7 +272,7 @@ pub(super) fn lose_one_rank_after_another(factory: &ProcessFactory) {
 fn fifty_losses_leave_nothing_behind_and_survivors_load_nothing_again() {
     let _guard = ONE_AT_A_TIME.blocking_lock();
     let folder = checkpoint();
-    let settings = WorkSettings { silence_max: Duration::from_millis(1500), ..WorkSettings::default() };
+    let settings = WorkSettings { silence_max: Duration::from_secs(4), ..WorkSettings::default() };
     let processes = processes_of("the_program_of_a_rank", settings);
     lose_one_rank_after_another(&ProcessFactory::new(model_factory(&folder, RANKS), processes));
 }
