@@ -1,7 +1,8 @@
 //! Three processes on one card, a rank each: they map each other's memory by descriptor and add with our kernels.
 //! Whether that works, not how fast it is: a card gives its time to processes in turns.
 //!
-//! Sums must be those of the fixed order, to the bit, and what a killed process shared must stay. What the processes say of a tiny model must be, to the bit, what the same ranks say as threads of one process, whose
+//! Sums must be those of the fixed order, to the bit, and what a killed process shared must stay for those that map it.
+//! What the processes say of a tiny model must be, to the bit, what the same ranks say as threads of one process, whose
 //! sums have the same order. Then a process is killed for which the others wait in a step.
 
 mod adder;
@@ -43,7 +44,7 @@ const IN_TIME: &str = "an error in time";
 /// Tokens of the prompt, and steps after it, which are replays of a graph.
 const PROMPT: usize = 20;
 const STEPS: usize = 8;
-/// Longest time until all processes have answered: they open the card, load and compute.
+/// Longest time until all processes have answered: they open the card, load, and add or run the model.
 const ANSWER_LIMIT: Duration = Duration::from_secs(11);
 /// Longest time of the others once their group was ended; without that a step may take 8 s.
 const WAKE_LIMIT: Duration = Duration::from_secs(5);

@@ -1,10 +1,16 @@
 //! Ranks that are processes on one card, each with a software driver of its own.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 
-use crate::{cases, check, outcome, row, rows, whole_models::folder_of};
+use crate::{cases, check, outcome, part, row, rows, whole_models::folder_of};
 
 const SAME: &str = "tokens and logits of three processes";
 const LOST: &str = "a killed process ends the waits of the others";
@@ -109,6 +115,47 @@ fn software_driver_a_process_that_hangs_in_a_sum_fails_the_check_in_time() {
         let row = row(&report, "processes", case);
         assert_eq!((&row["ours"], &row["goal"]["required"]), (&Value::Null, &true.into()), "{row}");
     }
-    let seconds = crate::part(&report, "processes")["seconds"].as_f64().unwrap();
+    let seconds = part(&report, "processes")["seconds"].as_f64().unwrap();
     assert!(!is_good && seconds < 20.0, "{seconds} s: {report:#}");
+}
+
+/// Waits for it, so many seconds at most.
+fn until(seconds: u64, what: &str, mut is_so: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < Duration::from_secs(seconds), "not within {seconds} s: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn software_driver_processes_end_with_the_part_that_started_them() {
+    let folder = folder_of(&[]);
+    // Without their end they would wait for their devices for seconds.
+    let mut part = Command::new(env!("CARGO_BIN_EXE_consort-device-check"))
+        .args(["--size", "small", "--folder"])
+        .arg(folder.path())
+        .args(["part", "processes", "--report"])
+        .arg(folder.path().join("rows"))
+        .env("CONSORT_CUDA_LIB_PATH", consort_software_driver::folder())
+        .env("CONSORT_CACHE_DIR", folder.path().join("cache"))
+        .env("CONSORT_SOFTWARE_DRIVER_FAULTS", "cuGraphLaunch:1=hang")
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let children = format!("/proc/{0}/task/{0}/children", part.id());
+    let mut ranks = Vec::new();
+    until(10, "three processes", || {
+        let children = fs::read_to_string(&children).unwrap();
+        ranks = children.split_whitespace().map(str::to_owned).collect();
+        ranks.len() == 3
+    });
+    part.kill().unwrap();
+    part.wait().unwrap();
+    // One that nobody has waited for yet is a zombie.
+    let is_at_work = |rank: &String| {
+        let status = fs::read_to_string(format!("/proc/{rank}/status"));
+        status.is_ok_and(|status| !status.contains("State:\tZ") && !status.contains("State:\tX"))
+    };
+    until(3, "all processes have ended", || !ranks.iter().any(is_at_work));
 }

@@ -80,7 +80,7 @@ fn software_driver_models_say_what_the_cpu_says_alone_and_as_three_ranks_on_one_
     let counted = assert_clean(counted);
     // Decodes of each pass: the prompt token by token, the answer twice; alone and in company.
     assert!(counted["graph_launches"].as_u64().unwrap() >= 4 * (20 + 4 + 4 + 4 + 4), "{counted}");
-    // Of each rank, all steps after the first are begun while another is under way.
+    // Some were launched while the step before was under way.
     assert!(counted["graphs_behind"].as_u64().unwrap() > 0, "{counted}");
     for width in [1, 3] {
         let case = format!("tiny_llama_odd, width {width}: tokens of steps enqueued behind each other");

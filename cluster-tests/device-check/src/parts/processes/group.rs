@@ -25,8 +25,8 @@ use crate::{parts::tokens::WIDTH, session::Session};
 
 /// Longest wait for a process that has said all that it has to say.
 const END_LIMIT: Duration = Duration::from_secs(5);
-/// The same after it was killed: one that is stuck in a driver does not end at once.
-const KILL_LIMIT: Duration = Duration::from_secs(1);
+/// The same after it was killed: its driver takes the context down first, on a card that others keep at work.
+const KILL_LIMIT: Duration = Duration::from_secs(3);
 
 /// All of them. They are killed when this is dropped, and by the system when this process ends.
 pub(super) struct Group {
@@ -158,8 +158,9 @@ impl Drop for Group {
             // It may have ended long ago.
             let _ = process.kill();
         }
+        let killed = Instant::now();
         for rank in 0..self.processes.len() {
-            if let Err(error) = self.ending(rank, KILL_LIMIT) {
+            if let Err(error) = self.ending(rank, KILL_LIMIT.saturating_sub(killed.elapsed())) {
                 eprintln!("{error}");
             }
         }

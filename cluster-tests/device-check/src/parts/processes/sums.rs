@@ -1,12 +1,10 @@
 //! Sums of three processes, and what two of them have of the third one's memory when it was killed in the middle of
 //! one.
 
-use std::time::Duration;
-
 use anyhow::{Result, bail};
 
 use super::{
-    KILLED, UNTIL_IT_WAITS, VICTIM, WAKE_LIMIT,
+    ANSWER_LIMIT, KILLED, UNTIL_IT_WAITS, VICTIM, WAKE_LIMIT,
     adder::WAYS,
     failed,
     group::Group,
@@ -18,9 +16,6 @@ use crate::{figures::Compared, parts::tokens::WIDTH, session::Session};
 pub(super) const SUMS: [&str; WAYS.len()] =
     ["sums of three processes, one shot", "sums of three processes, two shots"];
 pub(super) const OUTLIVED: &str = "memory of a killed process";
-
-/// Longest time until all processes have added: they open the card and load its kernels first.
-const ADD_LIMIT: Duration = Duration::from_secs(8);
 
 pub(super) fn run(session: &mut Session) -> Result<()> {
     let (mut group, found) = match added(session) {
@@ -50,7 +45,7 @@ fn added(session: &Session) -> Result<(Group, [Compared; WAYS.len()])> {
     let role = |rank| if rank == VICTIM { Role::Stops } else { Role::Waits };
     let mut group = Group::start(session, None, role)?;
     let mut found = [Compared::default(); WAYS.len()];
-    group.hear(ADD_LIMIT, WIDTH, |rank, message| match message {
+    group.hear(ANSWER_LIMIT, WIDTH, |rank, message| match message {
         Message::Added(of_rank) => {
             found.iter_mut().zip(of_rank).for_each(|(found, of_rank)| *found = found.and(of_rank));
             Ok(())
