@@ -132,9 +132,47 @@ impl Row {
     }
 }
 
+/// Numbers that must be the same, as many as were compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Compared {
+    /// Those that differ, and those that are missing or too many.
+    pub(crate) wrong: usize,
+    pub(crate) pairs: usize,
+}
+
+impl Compared {
+    pub(crate) fn between<T: PartialEq>(expected: &[T], got: &[T]) -> Compared {
+        let pairs = expected.iter().zip(got);
+        let wrong = pairs.clone().filter(|(expected, got)| expected != got).count();
+        Compared { wrong: wrong + expected.len().abs_diff(got.len()), pairs: pairs.len() }
+    }
+
+    pub(crate) fn and(self, other: Compared) -> Compared {
+        Compared { wrong: self.wrong + other.wrong, pairs: self.pairs + other.pairs }
+    }
+
+    /// A case that fails the check unless all are as `of` says. Where none was compared, nothing is right.
+    pub(crate) fn row(self, case: impl Into<String>, unit: &str, of: &str) -> Row {
+        let wrong = if self.pairs == 0 { self.wrong.max(1) } else { self.wrong };
+        Row::new(case, Figure::cost(wrong as f64, unit)).goal(Goal::required(0.0, of))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_that_differ_are_missing_or_too_many_are_wrong_and_so_are_none() {
+        let compared = |wrong, pairs| Compared { wrong, pairs };
+        assert_eq!(Compared::between(&[1, 2, 3], &[1, 2, 3]), compared(0, 3));
+        assert_eq!(Compared::between(&[1, 2, 3], &[1, 7, 3]), compared(1, 3));
+        assert_eq!(Compared::between(&[1, 2, 3], &[1]), compared(2, 1));
+        assert_eq!(Compared::between(&[1], &[4, 5]), compared(2, 1));
+        assert_eq!(compared(1, 2).and(compared(3, 4)), compared(4, 6));
+        let is_wrong = |wrong, pairs| compared(wrong, pairs).row("a", "wrong", "the same").is_wrong();
+        assert_eq!([is_wrong(0, 3), is_wrong(1, 3), is_wrong(0, 0)], [false, true, true]);
+    }
 
     #[test]
     fn goals_are_met_from_the_better_side_and_never_by_nan() {

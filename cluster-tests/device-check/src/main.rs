@@ -57,7 +57,7 @@ fn main() -> ExitCode {
             Ok(true)
         }
         Command::Part(args) => parts::run(folder, cli.size, &args).map(|()| true),
-        Command::Rank(args) => args.run().map(|()| true),
+        Command::Rank(args) => args.run(cli.size).map(|()| true),
     });
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

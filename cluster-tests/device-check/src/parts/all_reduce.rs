@@ -56,18 +56,20 @@ struct Data {
 }
 
 impl Data {
-    /// Numbers of very different sizes, so that sums in another order would differ.
     fn new(len: usize) -> Data {
-        let numbers = |seed: u64| {
-            let mut noise = Noise::new(seed);
-            let mut number = || {
-                let power = (noise.next_u64() >> 60) as i32 - 8;
-                noise.next().unwrap_or_default() * f32::powi(2.0, power)
-            };
-            (0..len).map(|_| number()).collect::<Vec<f32>>()
-        };
+        let numbers = |seed| numbers(seed, len);
         Data { parts: (20..).take(RANKS).map(numbers).collect(), residual: numbers(30), weight: numbers(31) }
     }
+}
+
+/// Numbers of very different sizes, so that sums in another order would differ.
+pub(super) fn numbers(seed: u64, len: usize) -> Vec<f32> {
+    let mut noise = Noise::new(seed);
+    let mut number = || {
+        let power = (noise.next_u64() >> 60) as i32 - 8;
+        noise.next().unwrap_or_default() * f32::powi(2.0, power)
+    };
+    (0..len).map(|_| number()).collect()
 }
 
 fn sums(

@@ -1,18 +1,21 @@
 //! Three processes on one card, a rank each: they map each other's memory by descriptor and add with our kernels.
 //! Whether that works, not how fast it is: a card gives its time to processes in turns.
 //!
+//! Sums must be those of the fixed order, to the bit, and what a killed process shared must stay for those that map it.
 //! What the processes say of a tiny model must be, to the bit, what the same ranks say as threads of one process, whose
 //! sums have the same order. Then a process is killed for which the others wait in a step.
 
+mod adder;
 mod group;
 pub(super) mod rank;
+mod sums;
 
 use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, bail};
 use consort_kernels::{
     DType,
     cuda::device::{ArenaPlan, CudaError},
@@ -23,23 +26,25 @@ use consort_parallel::checkpoint::Checkpoint;
 use self::{
     group::Group,
     rank::{Answer, Message, Role},
+    sums::{OUTLIVED, SUMS},
 };
 use super::tokens::{
     self, TINY_PARAMETERS_MAX, WIDTH,
     ranks::{Plan, Ranked, on_ranks},
 };
 use crate::{
-    figures::{Figure, Goal, Row},
+    figures::{Compared, Figure, Goal, Row},
     session::Session,
 };
 
 const SAME: &str = "tokens and logits of three processes";
 const LOST: &str = "a killed process ends the waits of the others";
+const IN_TIME: &str = "an error in time";
 
 /// Tokens of the prompt, and steps after it, which are replays of a graph.
 const PROMPT: usize = 20;
 const STEPS: usize = 8;
-/// Longest time until all processes have answered: they open the card, load and compute.
+/// Longest time until all processes have answered: they open the card, load, and add or run the model.
 const ANSWER_LIMIT: Duration = Duration::from_secs(11);
 /// Longest time of the others once their group was ended; without that a step may take 8 s.
 const WAKE_LIMIT: Duration = Duration::from_secs(5);
@@ -50,27 +55,40 @@ const VICTIM: usize = WIDTH - 1;
 const KILLED: &str = "the process of rank 2 was killed";
 
 pub(crate) fn run(session: &mut Session) -> Result<()> {
-    let lack = match tiny_model(&session.folder.models())? {
-        None => "there is no tiny model".to_owned(),
-        Some(model) => match lack_of_sharing(session)? {
-            None => return on_model(session, &model),
-            Some(lack) => lack,
-        },
-    };
-    [SAME, LOST].into_iter().try_for_each(|case| session.row(Row::without(case, lack.clone())))
+    const OF_MODELS: [&str; 2] = [SAME, LOST];
+    if let Some(lack) = lack_of_sharing(session)? {
+        let cases = SUMS.into_iter().chain([OUTLIVED]).chain(OF_MODELS);
+        return cases.into_iter().try_for_each(|case| session.row(Row::without(case, lack.clone())));
+    }
+    sums::run(session)?;
+    match tiny_model(&session.folder.models())? {
+        Some(model) => on_model(session, &model),
+        None => {
+            let lack = |case| Row::without(case, "there is no tiny model");
+            OF_MODELS.into_iter().try_for_each(|case| session.row(lack(case)))
+        }
+    }
+}
+
+/// A case without which the check fails, and that came to no number.
+fn failed(case: &str, error: &Error, goal: f64, of: &str) -> Row {
+    Row::without(case, format!("{error:#}")).goal(Goal::required(goal, of))
 }
 
 fn on_model(session: &mut Session, model: &Path) -> Result<()> {
     let row = match compared(session, model) {
         Ok(row) => row,
-        Err(error) => Row::without(SAME, format!("{error:#}")).goal(Goal::required(0.0, "an answer")),
+        Err(error) => failed(SAME, &error, 0.0, "an answer"),
     };
     session.row(row)?;
+    let limit = WAKE_LIMIT.as_secs_f64();
     let row = match without_one(session, model) {
-        Ok(seconds) => Row::new(LOST, Figure::cost(seconds, "s")).note("killed while they wait in a step"),
-        Err(error) => Row::without(LOST, format!("{error:#}")),
+        Ok(seconds) => Row::new(LOST, Figure::cost(seconds, "s"))
+            .goal(Goal::required(limit, IN_TIME))
+            .note("killed while they wait in a step"),
+        Err(error) => failed(LOST, &error, limit, IN_TIME),
     };
-    session.row(row.goal(Goal::required(WAKE_LIMIT.as_secs_f64(), "an error in time")))
+    session.row(row)
 }
 
 /// The first model that is small enough for three ranks on one card.
@@ -122,7 +140,7 @@ fn compared(session: &Session, model: &Path) -> Result<Row> {
     let of_threads = on_ranks(&plan(&checkpoint, &devices, false), |rank| speak(rank, &checkpoint))
         .context("three threads of one process")?;
     drop(devices);
-    let mut group = Group::start(session, model, |_| Role::Answers)?;
+    let mut group = Group::start(session, Some(model), |_| Role::Answers)?;
     let mut answers = Vec::with_capacity(WIDTH);
     group.hear(ANSWER_LIMIT, WIDTH, |rank, message| match message {
         Message::Answer(answer) => {
@@ -132,31 +150,19 @@ fn compared(session: &Session, model: &Path) -> Result<Row> {
         other => bail!("rank {rank} says {other:?}"),
     })?;
     group.end_well(0..WIDTH)?;
-    let (wrong, compared) = different(&of_threads, &answers);
-    let note = format!("of {compared} numbers of {WIDTH} ranks, against three threads of one process");
-    Ok(Row::new(SAME, Figure::cost(wrong as f64, "wrong"))
-        .goal(Goal::required(0.0, "the same bits"))
-        .note(note))
-}
-
-/// Numbers that are not the expected ones, or are missing or too many, and how many were compared. Where none was, that
-/// is wrong.
-fn different(expected: &Answer, answers: &[Answer]) -> (usize, usize) {
-    let (mut wrong, mut compared) = (0, 0);
-    for answer in answers {
-        for (expected, got) in [(&expected.tokens, &answer.tokens), (&expected.logits, &answer.logits)] {
-            let pairs = expected.iter().zip(got);
-            wrong += expected.len().abs_diff(got.len()) + pairs.clone().filter(|(a, b)| a != b).count();
-            compared += pairs.count();
-        }
-    }
-    if compared == 0 { (1, 0) } else { (wrong, compared) }
+    let found = answers.iter().fold(Compared::default(), |found, answer| {
+        found
+            .and(Compared::between(&of_threads.tokens, &answer.tokens))
+            .and(Compared::between(&of_threads.logits, &answer.logits))
+    });
+    let note = format!("of {} numbers of {WIDTH} ranks, against three threads of one process", found.pairs);
+    Ok(found.row(SAME, "wrong", "the same bits").note(note))
 }
 
 /// Seconds from when a killed process's group is ended to the last of the others' errors.
 fn without_one(session: &Session, model: &Path) -> Result<f64> {
     let role = |rank| if rank == VICTIM { Role::Stops } else { Role::Waits };
-    let mut group = Group::start(session, model, role)?;
+    let mut group = Group::start(session, Some(model), role)?;
     group.hear(ANSWER_LIMIT, WIDTH, |rank, message| match message {
         Message::Ready => Ok(()),
         other => bail!("rank {rank} says {other:?}"),
@@ -172,21 +178,4 @@ fn without_one(session: &Session, model: &Path) -> Result<f64> {
     // They give back what they hold.
     group.end_well(0..VICTIM)?;
     Ok(seconds)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_that_differ_are_missing_or_too_many_are_wrong_and_so_are_none() {
-        let answer = |tokens: &[u32], logits: &[u32]| Answer { tokens: tokens.into(), logits: logits.into() };
-        let expected = answer(&[1, 2], &[3, 4]);
-        assert_eq!(different(&expected, &[expected.clone(), expected.clone()]), (0, 8));
-        let others = [answer(&[1, 7], &[3, 4]), answer(&[1, 2], &[4]), answer(&[1, 2, 2], &[3, 4])];
-        assert_eq!(different(&expected, &others), (1 + 2 + 1, 4 + 3 + 4));
-        assert_eq!(different(&expected, &[]), (1, 0));
-        let nothing = answer(&[], &[]);
-        assert_eq!(different(&nothing, std::slice::from_ref(&nothing)), (1, 0));
-    }
 }

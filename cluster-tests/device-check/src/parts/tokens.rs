@@ -1,5 +1,6 @@
-//! Whole models on the card against the CPU: logits of a fixed prompt, greedy tokens decoded by graphs, and a
-//! sequence's tokens in company. Tiny models also run over three ranks on the one card.
+//! Whole models on the card against the CPU: logits of a fixed prompt, greedy tokens decoded by graphs, the same with
+//! steps enqueued behind each other, and a sequence's tokens in company. Tiny models also run over three ranks on the
+//! one card.
 //!
 //! Three ranks on one card share its one context: each has streams of its own, reads the others' memory by address, and
 //! waits for them in its kernels. All of a sum's blocks must run at once, which they do where a model is tiny: three
@@ -28,7 +29,7 @@ use self::{
     ranks::{Plan, on_ranks},
 };
 use crate::{
-    figures::{Figure, Goal, Row},
+    figures::{Compared, Figure, Goal, Row},
     session::{Noise, Session},
 };
 
@@ -181,13 +182,16 @@ impl Case {
         }
     }
 
-    /// Logits of the prompt, at once and token by token, and the tokens that follow.
+    /// Logits of the prompt, at once and token by token, and the tokens that follow, with and without overlap.
     fn against_the_cpu(&self, devices: &[Device], title: &str) -> Result<Vec<Row>> {
-        let (at_once, by_token, spoken) = on_ranks(&self.plan(devices, false, 1), |rank| {
+        let (at_once, by_token, spoken, behind) = on_ranks(&self.plan(devices, false, 1), |rank| {
             let at_once = rank.teacher_forced(&self.prompt, self.prompt.len())?;
             let by_token = rank.teacher_forced(&self.prompt, 1)?;
-            let prompts = [self.prompt.clone()];
-            Ok((at_once, by_token, rank.greedy(&prompts, self.count, false)?.swap_remove(0)))
+            let spoken = rank.greedy(std::slice::from_ref(&self.prompt), self.count, false)?.swap_remove(0);
+            // The first token is the prefill's.
+            let position = |step: usize| self.prompt.len() + step;
+            let behind = rank.overlapped(&spoken.tokens[..1], position, self.count - 1)?.concat();
+            Ok((at_once, by_token, spoken, behind))
         })?;
         let found = [at_once, by_token].map(|logits| Differences::between(&logits, &self.exact));
         let parts = found.map(|found| {
@@ -204,7 +208,11 @@ impl Case {
         let logits = Row::new(format!("{title}: logits"), Figure::cost(worst(parts), "of tolerance"))
             .goal(Goal::required(1.0, tolerance))
             .note(note);
-        Ok(vec![logits, self.judge(&spoken.tokens, title)?])
+        let compared = Compared::between(&spoken.tokens[1..], &behind);
+        let case = format!("{title}: tokens of steps enqueued behind each other");
+        let behind = compared.row(case, "different", "those of steps one after another");
+        let behind = behind.note(format!("of {}", compared.pairs));
+        Ok(vec![logits, self.judge(&spoken.tokens, title)?, behind])
     }
 
     /// Every token against the CPU's logits after the same tokens. Where it is not the CPU's likeliest, the CPU must

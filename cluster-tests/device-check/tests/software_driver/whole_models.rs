@@ -68,16 +68,24 @@ fn software_driver_models_say_what_the_cpu_says_alone_and_as_three_ranks_on_one_
     let expected = [
         "tiny_llama_odd, width 1: logits",
         "tiny_llama_odd, width 1: greedy tokens",
+        "tiny_llama_odd, width 1: tokens of steps enqueued behind each other",
         "tiny_llama_odd, width 1: alone and among 8, batch-invariant",
         "tiny_llama_odd, width 3: logits",
         "tiny_llama_odd, width 3: greedy tokens",
+        "tiny_llama_odd, width 3: tokens of steps enqueued behind each other",
         "tiny_llama_odd, width 3: alone and among 8, batch-invariant",
     ];
-    assert_eq!((cases(&report), required_and_right(&report)), (expected.to_vec(), 6));
+    assert_eq!((cases(&report), required_and_right(&report)), (expected.to_vec(), 8));
     assert!(output.status.success());
     let counted = assert_clean(counted);
-    // Decodes of each pass: the prompt token by token, the answer; alone and in company.
-    assert!(counted["graph_launches"].as_u64().unwrap() >= 4 * (20 + 4 + 4 + 4), "{counted}");
+    // Decodes of each pass: the prompt token by token, the answer twice; alone and in company.
+    assert!(counted["graph_launches"].as_u64().unwrap() >= 4 * (20 + 4 + 4 + 4 + 4), "{counted}");
+    // Some were launched while the step before was under way.
+    assert!(counted["graphs_behind"].as_u64().unwrap() > 0, "{counted}");
+    for width in [1, 3] {
+        let case = format!("tiny_llama_odd, width {width}: tokens of steps enqueued behind each other");
+        assert_eq!(row(&report, "tokens", &case)["note"], "of 4");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::{Loaded, Rows, Shape, parts};
 use crate::{
-    figures::{Figure, Goal, Row},
+    figures::{Compared, Figure, Row},
     parts::tokens::ranks::Ranked,
     session::{Session, median},
 };
@@ -32,13 +32,12 @@ pub(super) fn decode(
     let (start, steps) = (shape.context - 1, steps.max(STEPS_MIN));
     let first = vec![prompt[start]; batch];
     let (mut seconds, mut of_overlapped) = (Vec::new(), Vec::new());
-    let (mut wrong, mut compared) = (0, 0);
+    let mut compared = Compared::default();
     // The first turn warms up.
     for turn in 0..=session.pick(TURNS, 1) {
         let (took, expected) = timed(|| one_after_another(rank, &first, start, steps))?;
-        let (took_overlapped, drawn) = timed(|| rank.overlapped(&first, start, steps))?;
-        let (different, pairs) = different(&expected, &drawn);
-        (wrong, compared) = (wrong + different, compared + pairs);
+        let (took_overlapped, drawn) = timed(|| rank.overlapped(&first, |_| start, steps))?;
+        compared = compared.and(Compared::between(&expected.concat(), &drawn.concat()));
         if turn > 0 {
             seconds.push(took);
             of_overlapped.push(took_overlapped);
@@ -51,13 +50,8 @@ pub(super) fn decode(
         Row::new(case.clone(), Figure::rate(overlapped, "tokens/s"))
             .note(format!("{ratio:.2} times the {rate:.1} of the same {steps} steps one after another")),
     )?;
-    // Where nothing was compared, nothing is right.
-    let wrong = if compared == 0 { 1 } else { wrong };
-    session.row(
-        Row::new(format!("{case}: tokens"), Figure::cost(wrong as f64, "different"))
-            .goal(Goal::required(0.0, "those of steps one after another"))
-            .note(format!("of {compared}")),
-    )
+    let row = compared.row(format!("{case}: tokens"), "different", "those of steps one after another");
+    session.row(row.note(format!("of {}", compared.pairs)))
 }
 
 fn timed(work: impl FnOnce() -> Result<Drawn>) -> Result<(f64, Drawn)> {
@@ -74,25 +68,4 @@ fn one_after_another(rank: &mut Ranked, first: &[u32], start: usize, steps: usiz
         drawn.push(tokens.clone());
     }
     Ok(drawn)
-}
-
-/// Tokens that differ, those that are missing or too many among them, and how many were compared.
-fn different(expected: &Drawn, drawn: &Drawn) -> (usize, usize) {
-    let (expected, drawn) = (expected.concat(), drawn.concat());
-    let wrong = expected.iter().zip(&drawn).filter(|(expected, drawn)| expected != drawn).count();
-    (wrong + expected.len().abs_diff(drawn.len()), expected.len().min(drawn.len()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_that_differ_or_are_missing_are_counted() {
-        let expected = vec![vec![1, 2], vec![3, 4]];
-        assert_eq!(different(&expected, &expected), (0, 4));
-        assert_eq!(different(&expected, &vec![vec![1, 7], vec![3, 4]]), (1, 4));
-        assert_eq!(different(&expected, &vec![vec![1, 2], vec![3]]), (1, 3));
-        assert_eq!(different(&Vec::new(), &expected), (4, 0));
-    }
 }

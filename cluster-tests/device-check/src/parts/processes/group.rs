@@ -25,8 +25,8 @@ use crate::{parts::tokens::WIDTH, session::Session};
 
 /// Longest wait for a process that has said all that it has to say.
 const END_LIMIT: Duration = Duration::from_secs(5);
-/// The same after it was killed: one that is stuck in a driver does not end at once.
-const KILL_LIMIT: Duration = Duration::from_secs(1);
+/// The same after it was killed: its driver takes the context down first, on a card that others keep at work.
+const KILL_LIMIT: Duration = Duration::from_secs(3);
 
 /// All of them. They are killed when this is dropped, and by the system when this process ends.
 pub(super) struct Group {
@@ -44,8 +44,12 @@ enum Said {
 }
 
 impl Group {
-    /// Starts a process for each rank, of this very program.
-    pub(super) fn start(session: &Session, model: &Path, role: impl Fn(usize) -> Role) -> Result<Group> {
+    /// Starts a process for each rank, of this very program, to run a model or, without one, to add.
+    pub(super) fn start(
+        session: &Session,
+        model: Option<&Path>,
+        role: impl Fn(usize) -> Role,
+    ) -> Result<Group> {
         let (say, said) = channel();
         let seats = SharedMemoryGroup::create_with_mailboxes(WIDTH)?;
         let mut group = Group { seats, processes: Vec::with_capacity(WIDTH), said };
@@ -54,10 +58,14 @@ impl Group {
                 socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
             send(&ours, seat)?;
             let role = role(rank).to_possible_value().context("a role without a name")?;
+            let size = session.size.to_possible_value().context("a size without a name")?;
             let mut command = Command::new(env::current_exe()?);
-            command.arg("--folder").arg(session.folder.path()).args(["rank", "--role", role.get_name()]);
+            command.arg("--folder").arg(session.folder.path()).args(["--size", size.get_name()]);
+            command.args(["rank", "--role", role.get_name()]);
             command.args(["--rank", &rank.to_string(), "--parent", &std::process::id().to_string()]);
-            command.arg("--model").arg(model);
+            if let Some(model) = model {
+                command.arg("--model").arg(model);
+            }
             // In this process's group of processes, so that whoever ends that ends them.
             command.stdin(Stdio::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::inherit());
             let mut process = command.spawn().context("cannot start the process of a rank")?;
@@ -150,8 +158,9 @@ impl Drop for Group {
             // It may have ended long ago.
             let _ = process.kill();
         }
+        let killed = Instant::now();
         for rank in 0..self.processes.len() {
-            if let Err(error) = self.ending(rank, KILL_LIMIT) {
+            if let Err(error) = self.ending(rank, KILL_LIMIT.saturating_sub(killed.elapsed())) {
                 eprintln!("{error}");
             }
         }

@@ -4,7 +4,7 @@ use std::{
     io::{IoSliceMut, Write},
     mem::MaybeUninit,
     os::fd::{AsFd, OwnedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread,
     time::Duration,
 };
@@ -27,8 +27,13 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{super::tokens::WIDTH, plan, speak};
-use crate::parts::tokens::ranks::Ranked;
+use super::{
+    super::tokens::WIDTH,
+    VICTIM,
+    adder::{Adder, Outlived, WAYS},
+    plan, speak,
+};
+use crate::{figures::Compared, parts::tokens::ranks::Ranked, session::Size};
 
 /// A process that is to be killed ends by itself after this.
 const STOPPED_LIMIT: Duration = Duration::from_secs(20);
@@ -41,8 +46,9 @@ pub(crate) struct Args {
     pub(super) parent: i32,
     #[arg(long)]
     pub(super) rank: u16,
+    /// What it runs; it adds where there is none.
     #[arg(long)]
-    pub(super) model: PathBuf,
+    pub(super) model: Option<PathBuf>,
     #[arg(long, value_enum)]
     pub(super) role: Role,
 }
@@ -52,7 +58,7 @@ pub(crate) struct Args {
 pub(crate) enum Role {
     /// Says what the model says.
     Answers,
-    /// Goes on to one step more, to which a rank does not come.
+    /// Goes on to one step or sum more, to which a rank does not come.
     Waits,
     /// Does not come to it, and waits to be killed.
     Stops,
@@ -70,6 +76,10 @@ pub(super) struct Answer {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Message {
     Answer(Answer),
+    /// Its sums in each way. It now waits for the others or has them wait.
+    Added([Compared; WAYS.len()]),
+    /// What it has of a rank that did not come.
+    Outlived(Outlived),
     /// It has computed with the others, and now waits for them or has them wait.
     Ready,
     Failed(String),
@@ -77,24 +87,31 @@ pub(super) enum Message {
 
 impl Args {
     /// Does it. What fails is the parent's to judge.
-    pub(crate) fn run(&self) -> Result<()> {
+    pub(crate) fn run(&self, size: Size) -> Result<()> {
         set_parent_process_death_signal(Some(Signal::KILL))?;
         if getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != self.parent) {
             bail!("what started this rank has ended");
         }
-        match self.compute() {
+        match self.compute(size) {
             Ok(()) => Ok(()),
             Err(error) => say(&Message::Failed(format!("{error:#}"))),
         }
     }
 
-    fn compute(&self) -> Result<()> {
+    fn compute(&self, size: Size) -> Result<()> {
         let mut descriptors = received()?.into_iter();
         let segment = descriptors.next().context("the place in the group did not come")?;
         let rank = Rank(self.rank);
         let place = SharedMemory::attach(segment, rank)?.with_mailbox(descriptors.collect())?;
-        let checkpoint = Checkpoint::open(&self.model)?;
-        let devices = [Device::Cuda(CudaDevice::open(&"cuda:0".parse()?, &Settings::of_process())?)];
+        let device = CudaDevice::open(&"cuda:0".parse()?, &Settings::of_process())?;
+        match &self.model {
+            Some(model) => self.speak(place, Device::Cuda(device), model),
+            None => self.add(Adder::meet(place, device, size)?),
+        }
+    }
+
+    fn speak(&self, place: SharedMemory, device: Device, model: &Path) -> Result<()> {
+        let (checkpoint, devices) = (Checkpoint::open(model)?, [device]);
         let partition = Partition::new(checkpoint.config(), WIDTH, None)?;
         let plan = plan(&checkpoint, &devices, true);
         let mut ranked = Ranked::load(&plan, &partition, &devices[0], Box::new(place))?;
@@ -112,11 +129,26 @@ impl Args {
             }
             Role::Stops => {
                 say(&Message::Ready)?;
-                thread::sleep(STOPPED_LIMIT);
-                bail!("nobody has ended this process")
+                until_killed()
             }
         }
     }
+
+    fn add(&self, mut adder: Adder) -> Result<()> {
+        let added = Message::Added(adder.add()?);
+        adder.leave_numbers()?;
+        say(&added)?;
+        match self.role {
+            Role::Answers => Ok(()),
+            Role::Waits => say(&Message::Outlived(adder.outlive(VICTIM)?)),
+            Role::Stops => until_killed(),
+        }
+    }
+}
+
+fn until_killed() -> Result<()> {
+    thread::sleep(STOPPED_LIMIT);
+    bail!("nobody has ended this process")
 }
 
 fn say(message: &Message) -> Result<()> {

@@ -204,12 +204,12 @@ impl Ranked {
         tokens_of(self.model.outcomes(&requests, false, &mut *self.comm)?)
     }
 
-    /// The tokens of each of `count` steps of one new token of each sequence, all at this position. Each step is
+    /// The tokens of each of `count` steps of one new token of each sequence, at the step's position. Each step is
     /// enqueued while the one before is under way, and its input is what that one draws on the device.
     pub(in crate::parts) fn overlapped(
         &mut self,
         first: &[u32],
-        position: usize,
+        position: impl Fn(usize) -> usize,
         count: usize,
     ) -> Result<Vec<Vec<u32>>> {
         let Ranked { model, kv, comm, blocks_of_one, likeliest, .. } = self;
@@ -228,7 +228,7 @@ impl Ranked {
                     .enumerate()
                     .map(|(sequence, token)| Part {
                         sequence,
-                        start: position,
+                        start: position(begun),
                         tokens: std::slice::from_ref(token),
                     })
                     .collect();
