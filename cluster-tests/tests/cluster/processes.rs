@@ -45,6 +45,21 @@ fn completion(server: &Served, seed: u64) -> Value {
     answer["choices"].clone()
 }
 
+/// Kills rank 1 while `body` is answered: the stream ends with who was killed and how, and the group comes back with
+/// the others' processes.
+pub(crate) fn lose_rank_1(server: &Served, body: &Value) {
+    let first = shards(server.pid());
+    let mut events = server.stream("/v1/completions", body);
+    events.next().unwrap();
+    signal(first[&1], Signal::KILL);
+    let rest: Vec<String> = events.collect();
+    let reason = format!("rank 1: its process {} was killed by SIGKILL", first[&1]);
+    assert!(rest.iter().any(|event| event.contains(&reason)), "{rest:?}");
+    eventually("the group is back", Duration::from_secs(60), || server.get("/readyz").0 == 200);
+    let second = shards(server.pid());
+    assert_eq!((second[&0], second[&2]), (first[&0], first[&2]), "survivors stay");
+}
+
 #[test]
 fn a_server_of_processes_answers_as_one_of_threads_and_survives_the_loss_of_a_rank() {
     let _guard = one_model_at_a_time();
@@ -61,15 +76,7 @@ fn a_server_of_processes_answers_as_one_of_threads_and_survives_the_loss_of_a_ra
 
     let body = json!({"model": "SmolLM2-135M-Instruct.Q4_1", "prompt": "Once", "max_tokens": 400, "stream": true,
                       "ignore_eos": true});
-    let mut events = server.stream("/v1/completions", &body);
-    events.next().unwrap();
-    signal(first[&1], Signal::KILL);
-    let rest: Vec<String> = events.collect();
-    let reason = format!("rank 1: its process {} was killed by SIGKILL", first[&1]);
-    assert!(rest.iter().any(|event| event.contains(&reason)), "{rest:?}");
-    eventually("the group is back", Duration::from_secs(60), || server.get("/readyz").0 == 200);
-    let second = shards(server.pid());
-    assert_eq!((second[&0], second[&2]), (first[&0], first[&2]), "survivors stay");
+    lose_rank_1(&server, &body);
     assert_eq!(completion(&server, 0), of_threads[0]);
 
     let pid = server.pid();

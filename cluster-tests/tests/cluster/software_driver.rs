@@ -8,13 +8,12 @@ use std::{
 };
 
 use consort_software_driver::Report;
-use rustix::process::Signal;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 use crate::{
-    harness::{Served, consort, eventually, root},
-    processes::{shards, signal},
+    harness::{Served, consort, root},
+    processes::{lose_rank_1, shards},
 };
 
 /// The smallest fixture, with a tokenizer of one letter a token.
@@ -124,22 +123,13 @@ fn software_driver_a_server_on_three_cards_has_a_process_for_each_and_answers_as
         (0..4).map(|seed| completion(&server, seed)).collect()
     };
     let server = serve(&[]);
-    let first = shards(server.pid());
-    assert_eq!(first.keys().copied().collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(shards(server.pid()).into_keys().collect::<Vec<_>>(), [0, 1, 2]);
     let of_processes: Vec<Value> = (0..4).map(|seed| completion(&server, seed)).collect();
     assert_eq!(of_processes, of_threads);
 
     let body =
         json!({"model": "twin", "prompt": "27", "max_tokens": 200, "stream": true, "ignore_eos": true});
-    let mut events = server.stream("/v1/completions", &body);
-    events.next().unwrap();
-    signal(first[&1], Signal::KILL);
-    let rest: Vec<String> = events.collect();
-    let reason = format!("rank 1: its process {} was killed by SIGKILL", first[&1]);
-    assert!(rest.iter().any(|event| event.contains(&reason)), "{rest:?}");
-    eventually("the group is back", Duration::from_secs(60), || server.get("/readyz").0 == 200);
-    let second = shards(server.pid());
-    assert_eq!((second[&0], second[&2]), (first[&0], first[&2]), "survivors stay");
+    lose_rank_1(&server, &body);
     assert_eq!(completion(&server, 0), of_threads[0]);
 
     let pid = server.pid();
