@@ -164,7 +164,7 @@ impl Actor for GroupActor {
             GroupMessage::ShardAborted { rank, epoch, reason } => {
                 // Expected of survivors once a rank fails or this group has aborted, which also ends the play.
                 if state.phase == Phase::Playing && epoch == state.epoch {
-                    state.lose(&myself, Loss::Collective, format!("{rank}: {reason}")).await;
+                    state.lose(&myself, Loss::Collective, told_by(rank, reason)).await;
                 } else if state.forms(epoch) {
                     let outcome = state.muster.aborted(rank, reason);
                     state.mustered(&myself, outcome).await;
@@ -488,6 +488,11 @@ impl GroupState {
             status.ranks.iter_mut().for_each(|rank| rank.state = ShardState::Stopped);
         });
     }
+}
+
+/// What a rank tells of the group's end, which mostly names whose fault it is.
+fn told_by(rank: Rank, reason: String) -> String {
+    if reason.starts_with("rank ") { reason } else { format!("{rank}: {reason}") }
 }
 
 /// Why a shard's actor did not start: the error of its own start, where that is the reason.

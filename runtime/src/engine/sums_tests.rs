@@ -120,9 +120,10 @@ fn software_driver_ranks_that_cannot_meet_through_nccl_in_a_restart_meet_in_the_
 #[test]
 fn software_driver_a_first_meeting_that_hangs_ends_in_time_and_says_who_is_missing() {
     let test = name("software_driver_a_first_meeting_that_hangs_ends_in_time_and_says_who_is_missing");
-    // Where the call hangs, its rank knows; else nobody can tell who hangs of all that have begun.
-    for fault in ["ncclCommInitRankConfig@1.call:1=hang", "ncclCommInitRankConfig@1:1=hang"] {
-        let report = in_child_reported(&test, &[THREE, (FAULTS, fault)], || {
+    // Where the call hangs, its rank knows, and where others are ready, they do; else nobody can tell who hangs of all
+    // that have begun.
+    for fault in ["stay", "7", "hang"].map(|how| format!("ncclCommInitRankConfig@1:1={how}")) {
+        let report = in_child_reported(&test, &[THREE, (FAULTS, &fault)], || {
             let fault = std::env::var(FAULTS).expect("it is set");
             block_on(async {
                 let (folder, started) = (checkpoint(), Instant::now());
@@ -138,18 +139,18 @@ fn software_driver_a_first_meeting_that_hangs_ends_in_time_and_says_who_is_missi
                 println!("after {:?}: {text}", started.elapsed());
                 assert!(started.elapsed() < Duration::from_secs(60));
                 assert!(text.contains("did not meet the others through NCCL within 3 s"), "{text}");
-                let who = if fault.contains("call") { "rank 1 has not come" } else { "one hangs" };
+                let who = if fault.contains("hang") { "one hangs" } else { "rank 1 has not come" };
                 assert!(text.contains(who), "{text}");
                 assert!(text.contains("all_reduce = \"kernels\""), "{text}");
             });
         });
         let Some(report) = report else { return };
-        if fault.contains("call") {
+        if fault.contains("stay") {
             // The thread that hangs in it keeps its device open, and nothing in its memory.
             assert_eq!(report.violations, 0, "{fault}: {report:?}");
             assert!(report.devices.iter().all(|device| device.bytes == 0), "{fault}: {report:?}");
         } else {
-            assert_given_back(fault, &report);
+            assert_given_back(&fault, &report);
         }
     }
 }

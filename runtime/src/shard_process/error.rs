@@ -3,6 +3,7 @@
 use std::{fmt, io, time::Duration};
 
 use consort_actors::{ShardError, Step};
+use consort_parallel::ids::Rank;
 
 use super::{
     frame::FrameError,
@@ -62,6 +63,14 @@ pub(super) enum ProcessError {
         "its process {pid} did not stop for {limit:?} {doing} after the group was aborted, and was killed"
     )]
     Deaf { pid: i32, limit: Duration, doing: Doing },
+    #[error("its process {pid} lives, but did not get on for {limit:?} {doing}, and was killed")]
+    Stuck { pid: i32, limit: Duration, doing: Doing },
+    #[error(
+        "process {pid} of {rank} was killed {seconds} s ago and has not ended: its device may still be at work in the \
+         other ranks' memory, so nothing takes its place; if it stays \
+         (ps -o pid,stat,wchan -p {pid}), its driver hangs, and the host must be started anew"
+    )]
+    Undead { rank: Rank, pid: i32, seconds: u64 },
     #[error("its process {pid} failed {doing}: {error}")]
     Failed { pid: i32, doing: Doing, error: String },
     #[error("its process {pid} said what nobody asked for {doing} ({what}), and was killed")]

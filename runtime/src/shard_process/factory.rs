@@ -8,18 +8,19 @@ use consort_parallel::{
     ids::Rank,
 };
 
-use super::{Processes, blueprint::Blueprint, remote::RemoteExecutor};
+use super::{Processes, blueprint::Blueprint, left_behind::LeftBehind, remote::RemoteExecutor};
 use crate::{engine::ModelFactory, topology::DeviceSpec};
 
 /// Builds the ranks of one replica as processes.
 pub(crate) struct ProcessFactory {
     model: ModelFactory,
     processes: Arc<Processes>,
+    pub(super) left_behind: Arc<LeftBehind>,
 }
 
 impl ProcessFactory {
     pub(crate) fn new(model: ModelFactory, processes: Arc<Processes>) -> Self {
-        Self { model, processes }
+        Self { model, processes, left_behind: Arc::default() }
     }
 }
 
@@ -41,7 +42,11 @@ impl ShardFactory for ProcessFactory {
         progress: &ProgressReporter,
     ) -> Result<Box<dyn ShardExecutor>, ShardError> {
         let blueprint = Blueprint::of(&self.model, rank);
-        let executor = RemoteExecutor::build(&self.processes, rank, seat(comm)?, blueprint, progress)?;
+        if !blueprint.is_on_cpu() {
+            self.left_behind.wait(self.processes.settings.left_behind_max)?;
+        }
+        let common = (&*self.processes, Arc::clone(&self.left_behind));
+        let executor = RemoteExecutor::build(common, rank, seat(comm)?, blueprint, progress)?;
         Ok(Box::new(executor))
     }
 

@@ -20,7 +20,7 @@ use wincode::{
 use super::blueprint::Blueprint;
 
 /// Version of the messages below. Two builds that share it may still differ: see [`Hello`].
-pub(super) const PROTOCOL: u8 = 2;
+pub(super) const PROTOCOL: u8 = 3;
 
 /// Largest frame. The largest plan begins as many sequences as there may be and names their cached tokens, four bytes
 /// each; this is sixteen million of them. A longer one is refused by whoever would send it, and a length beyond it
@@ -95,8 +95,9 @@ pub(super) enum ToParent {
     Aborted { epoch: Epoch, reason: String },
     /// The new epoch is entered.
     Rejoined { epoch: Epoch, weight_bytes: u64, kv_bytes: u64 },
-    /// The process lives, and has begun and finished so many steps.
-    Beat { begun: u64, finished: u64 },
+    /// The process lives and has finished so many steps; its main thread has made so many moves, and may wait for other
+    /// ranks.
+    Beat { finished: u64, moves: u64, waits: bool },
     /// The rank failed, and its process ends.
     Failed { error: String },
 }

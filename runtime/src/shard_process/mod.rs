@@ -9,13 +9,15 @@
 //! no other.
 //!
 //! * [`factory`]: makes the group's shared memory, and a process for each rank.
-//! * [`spawn`]: children, and that none outlives its use.
+//! * [`spawn`]: children, and that none outlives its use ([`parent`]), and what becomes of those that cannot be ended
+//!   ([`left_behind`]).
 //! * [`log`]: what they write to standard error, in the engine's log.
 //! * [`blueprint`]: what a child needs to know to load its rank.
 //!
-//! **Signs of life.** A process says every half second that it lives. One that is silent for [`SILENCE_MAX`], or that
-//! does not let go of a group that was aborted within [`ANSWER_MAX`], is killed and counts as lost: that costs a
-//! restart of the rank, once that is noticed. A child whose engine is gone ends at once.
+//! **Signs of life** ([`signs`], [`pulse`]). A process says every half second that it lives, how often its main thread
+//! has moved, and whether that waits for other ranks. One that is silent for [`SILENCE_MAX`], that does not let go of a
+//! group that was aborted within [`ANSWER_MAX`], or whose main thread stands still for longer than any step may last is
+//! killed and counts as lost: that costs a restart of the rank. A child whose engine is gone ends at once.
 //!
 //! Absent on purpose: ports, names in a file system, and anything that a stranger could connect to.
 
@@ -23,9 +25,13 @@ mod blueprint;
 mod error;
 mod factory;
 mod frame;
+mod left_behind;
 mod log;
+mod parent;
 mod place;
+mod pulse;
 mod remote;
+mod signs;
 mod socket;
 mod spawn;
 #[cfg(test)]
@@ -50,11 +56,24 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// step leave their waits for others at once, and compute on to its end.
 const DEVICE_ANSWER_MAX: Duration = Duration::from_secs(20);
 
+/// How much longer than a step's limit a main thread may stand still that waits for no other rank. That limit is for
+/// one wait for a device, and what gives up after it may wait for what is left to end.
+const STANDSTILL_MARGIN: Duration = Duration::from_secs(60);
+
+/// How long it may stand still while it loads: in the making of kernels, or in one read of a slow disk.
+const LOADING_STANDSTILL_MAX: Duration = Duration::from_secs(600);
+
 /// How long a process may take to say which build it is. It has only been loaded by then.
 const GREETING_MAX: Duration = Duration::from_secs(10);
 
 /// How long a process may take to give back its memory before it is killed.
 const STOP_MAX: Duration = Duration::from_secs(5);
+
+/// How long a killed process may take to be gone: a driver takes its time to end what a card was doing.
+const KILL_MAX: Duration = Duration::from_secs(60);
+
+/// How much longer a rank's new process is not started because an old one has not ended.
+const LEFT_BEHIND_MAX: Duration = Duration::from_secs(60);
 
 /// Limits of a rank's process, and the build that it must be.
 #[derive(Clone, Debug)]
@@ -62,8 +81,12 @@ struct WorkSettings {
     silence_max: Duration,
     answer_max: Duration,
     device_answer_max: Duration,
+    standstill_margin: Duration,
+    loading_standstill_max: Duration,
     greeting_max: Duration,
     stop_max: Duration,
+    kill_max: Duration,
+    left_behind_max: Duration,
     build: [u8; 16],
 }
 
@@ -73,8 +96,12 @@ impl Default for WorkSettings {
             silence_max: SILENCE_MAX,
             answer_max: ANSWER_MAX,
             device_answer_max: DEVICE_ANSWER_MAX,
+            standstill_margin: STANDSTILL_MARGIN,
+            loading_standstill_max: LOADING_STANDSTILL_MAX,
             greeting_max: GREETING_MAX,
             stop_max: STOP_MAX,
+            kill_max: KILL_MAX,
+            left_behind_max: LEFT_BEHIND_MAX,
             build: build(),
         }
     }

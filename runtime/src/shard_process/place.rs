@@ -9,7 +9,10 @@ use std::{
     },
 };
 
-use consort_parallel::collective::{Collective, Seat};
+use consort_parallel::{
+    collective::{Collective, Seat},
+    ids::Rank,
+};
 
 use super::error::ProcessError;
 
@@ -25,6 +28,10 @@ impl Place {
         let told = Arc::clone(&is_aborted);
         seat.on_abort(Box::new(move || told.store(true, Ordering::Release)));
         Self { seat, is_aborted }
+    }
+
+    pub(super) fn rank(&self) -> Rank {
+        self.seat.rank()
     }
 
     /// What its process needs to take it.

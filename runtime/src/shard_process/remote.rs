@@ -24,8 +24,10 @@ use super::{
     blueprint::Blueprint,
     error::{Doing, ProcessError},
     frame::{Build, Hello, ToParent, ToShard},
+    left_behind::LeftBehind,
     log,
     place::Place,
+    signs::{Limits, Signs, Verdict, Waited},
     socket::{FrameReader, FrameWriter, Received, Wait, poll},
     spawn::ShardProcess,
 };
@@ -43,36 +45,8 @@ const LOOK_MIN: Duration = Duration::from_micros(500);
 /// The longest wait between two looks at what else may have happened.
 const LOOK_MAX: Duration = Duration::from_millis(100);
 
-/// Most of the time between two looks that counts as time in which somebody waited: an engine that was stopped itself
-/// has not waited.
-const LOOKED_MAX: Duration = Duration::from_secs(1);
-
 /// How long a process that ended its side of the socket may take to end.
 const END_MAX: Duration = Duration::from_secs(2);
-
-/// Time that was waited, by looks.
-#[derive(Debug)]
-struct Waited {
-    time: Duration,
-    looked: Instant,
-}
-
-impl Waited {
-    fn new() -> Self {
-        Self { time: Duration::ZERO, looked: Instant::now() }
-    }
-
-    fn start_anew(&mut self) {
-        *self = Self::new();
-    }
-
-    fn longer_than(&mut self, limit: Duration) -> bool {
-        let now = Instant::now();
-        self.time += now.saturating_duration_since(self.looked).min(LOOKED_MAX);
-        self.looked = now;
-        self.time >= limit
-    }
-}
 
 /// A rank that another process computes.
 pub(super) struct RemoteExecutor {
@@ -81,15 +55,10 @@ pub(super) struct RemoteExecutor {
     reader: FrameReader,
     writer: FrameWriter,
     settings: WorkSettings,
-    /// How long it may take to answer once its group is aborted.
-    answer_max: Duration,
     place: Place,
     progress: ProgressReporter,
     doing: Doing,
-    /// Since the process last gave a sign of life.
-    silence: Waited,
-    /// Since an answer was due because the group is aborted.
-    overdue: Waited,
+    signs: Signs,
     under_way: VecDeque<(Epoch, Step)>,
     /// The epoch that was cut short, and why: what else was under way in it is answered likewise.
     cut_short: Option<(Epoch, String)>,
@@ -98,36 +67,43 @@ pub(super) struct RemoteExecutor {
     weight_bytes: u64,
     kv_bytes: u64,
     is_lost: bool,
+    left_behind: Arc<LeftBehind>,
 }
 
 impl RemoteExecutor {
     /// Starts a process and has it load.
     pub(super) fn build(
-        processes: &Processes,
+        (processes, left_behind): (&Processes, Arc<LeftBehind>),
         rank: Rank,
         seat: Box<Seat>,
         blueprint: Blueprint,
         progress: &ProgressReporter,
     ) -> Result<Self, ShardError> {
         let begin = |source| ProcessError::Start { executable: processes.command.shown(), source };
-        let started = ShardProcess::start(&processes.spawner, &processes.command, rank);
+        let started =
+            ShardProcess::start(&processes.spawner, &processes.command, rank, processes.settings.kill_max);
         let (process, socket) = started.map_err(begin)?;
         let socket = Arc::new(socket);
+        let settings = &processes.settings;
+        let limits = Limits {
+            silence: settings.silence_max,
+            answer: match blueprint.is_on_cpu() {
+                true => settings.answer_max,
+                false => settings.device_answer_max,
+            },
+            standstill: blueprint.step_limit() + settings.standstill_margin,
+            loading_standstill: settings.loading_standstill_max,
+        };
         let mut executor = Self {
             process,
             reader: FrameReader::new(Arc::clone(&socket)),
             writer: FrameWriter::new(Arc::clone(&socket)),
             socket,
-            answer_max: match blueprint.is_on_cpu() {
-                true => processes.settings.answer_max,
-                false => processes.settings.device_answer_max,
-            },
-            settings: processes.settings.clone(),
+            settings: settings.clone(),
             place: Place::new(seat),
             progress: progress.clone(),
             doing: Doing::Greeting,
-            silence: Waited::new(),
-            overdue: Waited::new(),
+            signs: Signs::new(limits, Instant::now()),
             under_way: VecDeque::with_capacity(STEPS_IN_FLIGHT_MAX),
             cut_short: None,
             absorbed: 0,
@@ -135,6 +111,7 @@ impl RemoteExecutor {
             weight_bytes: 0,
             kv_bytes: 0,
             is_lost: false,
+            left_behind,
         };
         executor.greet(processes)?;
         let log_level = log::wanted_level();
@@ -157,7 +134,7 @@ impl RemoteExecutor {
     fn greet(&mut self, processes: &Processes) -> Result<(), ShardError> {
         let ours = self.settings.build;
         self.writer.push(&Hello::of(ours), Vec::new()).map_err(|source| self.frame(source))?;
-        let mut waited = Waited::new();
+        let mut waited = Waited::new(Instant::now());
         let executable = || processes.command.shown();
         let hello = loop {
             let has_ended = self.look(LOOK_MAX)?;
@@ -180,7 +157,7 @@ impl RemoteExecutor {
                 }));
             }
             let limit = self.settings.greeting_max;
-            if waited.longer_than(limit) {
+            if waited.longer_than(limit, Instant::now()) {
                 return Err(self.lose(|_| ProcessError::Mute { pid, limit, executable: executable() }));
             }
         };
@@ -192,7 +169,7 @@ impl RemoteExecutor {
                 ours: hex(ours),
             }));
         }
-        self.silence.start_anew();
+        self.signs.heard(Instant::now());
         Ok(())
     }
 
@@ -210,10 +187,10 @@ impl RemoteExecutor {
         Ok(())
     }
 
-    /// Waits for an answer other than signs of life. While the group is whole, as long as the process lives: it may
-    /// wait for other ranks, or load.
+    /// Waits for an answer other than signs of life. While the group is whole, as long as the process gets on, or waits
+    /// for other ranks.
     fn answer(&mut self) -> Result<ToParent, ShardError> {
-        self.overdue.start_anew();
+        self.signs.asked(Instant::now());
         loop {
             if let Some(message) = self.receive(LOOK_MAX)? {
                 return Ok(message);
@@ -236,7 +213,7 @@ impl RemoteExecutor {
                 ProcessError::Ended { pid: lost.process.pid(), ending, doing: lost.doing, last }
             }));
         }
-        self.judge_silence()?;
+        self.judge()?;
         Ok(None)
     }
 
@@ -248,13 +225,15 @@ impl RemoteExecutor {
                 self.lose(|lost| ProcessError::Confused { pid: lost.process.pid(), doing: lost.doing, what })
             })?;
             let Some(message) = message else { return Ok(None) };
-            self.silence.start_anew();
+            self.signs.heard(Instant::now());
             match message {
-                ToParent::Beat { begun, finished } => {
-                    tracing::trace!(pid = self.process.pid(), begun, finished, "a shard's process lives");
+                ToParent::Beat { finished, moves, waits } => {
+                    let pid = self.process.pid();
+                    tracing::trace!(pid, finished, moves, waits, "a shard's process lives");
+                    self.signs.pulse(moves, waits, Instant::now());
                 }
                 ToParent::Progress { loaded_bytes, total_bytes } => {
-                    self.overdue.start_anew();
+                    self.signs.asked(Instant::now());
                     self.progress.report(loaded_bytes, total_bytes);
                 }
                 ToParent::Failed { error } => {
@@ -300,29 +279,18 @@ impl RemoteExecutor {
         Ok(is_over)
     }
 
-    fn judge_silence(&mut self) -> Result<(), ShardError> {
-        let limit = self.settings.silence_max;
-        if self.silence.longer_than(limit) {
-            return Err(self.lose(|lost| ProcessError::Silent {
-                pid: lost.process.pid(),
-                limit,
-                doing: lost.doing,
-            }));
+    fn judge(&mut self) -> Result<(), ShardError> {
+        match self.signs.judge(self.doing, self.place.is_aborted(), Instant::now()) {
+            None => Ok(()),
+            Some(verdict) => Err(self.lose(|lost| {
+                let (pid, doing) = (lost.process.pid(), lost.doing);
+                match verdict {
+                    Verdict::Silent(limit) => ProcessError::Silent { pid, limit, doing },
+                    Verdict::Deaf(limit) => ProcessError::Deaf { pid, limit, doing },
+                    Verdict::Stuck(limit) => ProcessError::Stuck { pid, limit, doing },
+                }
+            })),
         }
-        let answers_aborts = !matches!(self.doing, Doing::Loading | Doing::Greeting | Doing::Nothing);
-        if !answers_aborts || !(self.place.is_aborted() || self.doing == Doing::Rejoining) {
-            self.overdue.start_anew();
-            return Ok(());
-        }
-        let limit = self.answer_max;
-        if self.overdue.longer_than(limit) {
-            return Err(self.lose(|lost| ProcessError::Deaf {
-                pid: lost.process.pid(),
-                limit,
-                doing: lost.doing,
-            }));
-        }
-        Ok(())
     }
 
     /// How the process ended, and what it last wrote. Ends it if it does not by itself.
@@ -333,14 +301,26 @@ impl RemoteExecutor {
         (ending, self.process.errors().last().to_owned())
     }
 
-    /// Gives the process up. It is gone when this returns: its memory is for a successor.
+    /// Gives the process up. It is gone when this returns, or left behind: its memory is for a successor.
     fn lose(&mut self, why: impl FnOnce(&mut Self) -> ProcessError) -> ShardError {
         let error = why(self);
         self.is_lost = true;
         // First: its end may take a while, and the others and all streams need not wait for that.
         self.place.abort(&error);
-        self.process.kill();
+        self.put_an_end();
         error.into()
+    }
+
+    /// Ends the process, or has its successor wait for that.
+    fn put_an_end(&mut self) {
+        if !self.process.kill() {
+            match self.process.remains() {
+                Ok((handle, killed)) => {
+                    self.left_behind.add(self.place.rank(), self.process.pid(), handle, killed);
+                }
+                Err(error) => tracing::error!(%error, "nobody can wait for the end of a process left behind"),
+            }
+        }
     }
 
     fn frame(&mut self, source: super::frame::FrameError) -> ShardError {
@@ -455,7 +435,7 @@ impl Pipeline for RemoteExecutor {
             return Err(ShardError::Aborted { reason: reason.clone() });
         }
         if self.under_way.is_empty() {
-            self.overdue.start_anew();
+            self.signs.asked(Instant::now());
         }
         self.under_way.push_back((plan.epoch, plan.step));
         self.turn();
@@ -468,7 +448,7 @@ impl Pipeline for RemoteExecutor {
         match message {
             ToParent::Result(result) if due == Some((result.epoch, result.step)) => {
                 self.under_way.pop_front();
-                self.overdue.start_anew();
+                self.signs.asked(Instant::now());
                 self.absorbed += 1;
                 self.turn();
                 Ok(Some(result))
@@ -494,6 +474,7 @@ impl Drop for RemoteExecutor {
                 ?limit,
                 "a shard's process does not stop, and is killed"
             );
+            self.put_an_end();
         }
     }
 }

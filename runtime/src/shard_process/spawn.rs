@@ -1,8 +1,9 @@
 //! Processes of ranks: how they begin, and that none outlives its use.
 //!
-//! The operating system ends a process with its parent where it is asked to (`PR_SET_PDEATHSIG`), and means by the
-//! parent the *thread* that spawned it. So one thread spawns all processes of an engine and lives as long as they do.
-//! A process is held by a descriptor (pidfd), never by a number that another may have since, and is always waited for.
+//! The operating system ends a process with its parent where it is asked to (`PR_SET_PDEATHSIG`, before the child runs
+//! its program), and means by the parent the *thread* that spawned it. So one thread spawns all processes of an engine
+//! and lives as long as they do. A process is held by a descriptor (pidfd), never by a number that another may have
+//! since, and is always waited for.
 
 use std::{
     ffi::OsString,
@@ -18,7 +19,7 @@ use std::{
         mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
     },
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use consort_parallel::ids::Rank;
@@ -28,11 +29,7 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid},
 };
 
-use super::{log::ErrorLines, socket::poll, worker::VARIABLE};
-
-/// How long a killed process may take to be gone. Longer means that the kernel itself hangs; a driver may take its time
-/// to end what a card was doing, and until then nothing may be put in its place.
-const KILL_MAX: Duration = Duration::from_secs(60);
+use super::{log::ErrorLines, parent::ends_with_parent, socket::poll, worker::VARIABLE};
 
 /// What is run for a rank.
 #[derive(Clone, Debug)]
@@ -117,6 +114,9 @@ pub(super) struct ShardProcess {
     handle: OwnedFd,
     errors: ErrorLines,
     ending: Option<Ending>,
+    /// How long it may take to be gone once it is killed.
+    kill_max: Duration,
+    killed: Option<Instant>,
     /// Without it the process would be killed.
     _spawner: Arc<Spawner>,
 }
@@ -128,6 +128,7 @@ impl ShardProcess {
         spawner: &Arc<Spawner>,
         command: &ShardCommand,
         rank: Rank,
+        kill_max: Duration,
     ) -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
         let mut process = Command::new(&command.executable);
@@ -140,6 +141,7 @@ impl ShardProcess {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .process_group(0);
+        ends_with_parent(&mut process);
         let mut child = spawner.spawn(process)?;
         let pid = Pid::from_child(&child);
         let handle = match pidfd_open(pid, PidfdFlags::empty()) {
@@ -153,7 +155,9 @@ impl ShardProcess {
         };
         let stderr = child.stderr.take().map(OwnedFd::from);
         let errors = ErrorLines::new(rank, pid.as_raw_nonzero().get(), stderr)?;
-        Ok((Self { pid, handle, errors, ending: None, _spawner: Arc::clone(spawner) }, ours))
+        let process =
+            Self { pid, handle, errors, ending: None, kill_max, killed: None, _spawner: Arc::clone(spawner) };
+        Ok((process, ours))
     }
 
     pub(super) fn pid(&self) -> i32 {
@@ -191,7 +195,7 @@ impl ShardProcess {
 
     /// Waits until it has ended, for `limit` at most.
     pub(super) fn ends_within(&mut self, limit: Duration) -> Option<Ending> {
-        let deadline = std::time::Instant::now() + limit;
+        let deadline = Instant::now() + limit;
         loop {
             // A process that writes much must not wait for a reader while it ends.
             self.errors.read();
@@ -199,7 +203,7 @@ impl ShardProcess {
                 self.errors.read();
                 return Some(ending);
             }
-            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return None;
             }
@@ -208,17 +212,29 @@ impl ShardProcess {
         }
     }
 
-    /// Ends it at once, stopped or not, and waits until it is gone.
-    pub(super) fn kill(&mut self) {
+    /// Ends it at once, stopped or not, and waits until it is gone. False if it is not for a long time: a driver may
+    /// not let go of its device. No other call waits for it again.
+    pub(super) fn kill(&mut self) -> bool {
         if self.ending().is_some() {
-            return;
+            return true;
         }
+        if self.killed.is_some() {
+            return false;
+        }
+        self.killed = Some(Instant::now());
         if let Err(error) = pidfd_send_signal(&self.handle, Signal::KILL) {
             tracing::debug!(pid = self.pid(), %error, "a process could not be killed");
         }
-        if self.ends_within(KILL_MAX).is_none() {
+        let is_gone = self.ends_within(self.kill_max).is_some();
+        if !is_gone {
             tracing::error!(pid = self.pid(), "a killed process does not end; it is left behind");
         }
+        is_gone
+    }
+
+    /// When it was killed, and a handle that tells of its end, for those who wait for that elsewhere.
+    pub(super) fn remains(&self) -> io::Result<(OwnedFd, Instant)> {
+        Ok((self.handle.try_clone()?, self.killed.unwrap_or_else(Instant::now)))
     }
 }
 

@@ -39,6 +39,7 @@ use tokio::{
 use super::{
     frame::{Build, FrameError, Hello, ToParent, ToShard},
     log,
+    pulse::{Pulse, Pulsing},
     socket::{FrameReader, FrameWriter, Received, Wait, poll},
 };
 use crate::engine::ModelFactory;
@@ -143,8 +144,8 @@ fn run(engine: i32) -> Result<(), WorkerError> {
         reader: FrameReader::new(Arc::clone(&socket)),
         outbox: Arc::new(Outbox {
             writer: Mutex::new(FrameWriter::new(Arc::clone(&socket))),
-            begun: AtomicU64::new(0),
             finished: AtomicU64::new(0),
+            pulse: Arc::default(),
         }),
         rank: None,
         group: None,
@@ -203,9 +204,9 @@ fn beat(socket: &OwnedFd, outbox: &Outbox) {
             let _ = kill_process(getpid(), Signal::KILL);
             return;
         }
-        let (begun, finished) =
-            (outbox.begun.load(Ordering::Relaxed), outbox.finished.load(Ordering::Relaxed));
-        if outbox.say(&ToParent::Beat { begun, finished }).is_err() {
+        let finished = outbox.finished.load(Ordering::Relaxed);
+        let (moves, waits) = outbox.pulse.read();
+        if outbox.say(&ToParent::Beat { finished, moves, waits }).is_err() {
             return;
         }
     }
@@ -214,8 +215,8 @@ fn beat(socket: &OwnedFd, outbox: &Outbox) {
 /// What goes to the engine, from any thread.
 struct Outbox {
     writer: Mutex<FrameWriter>,
-    begun: AtomicU64,
     finished: AtomicU64,
+    pulse: Arc<Pulse>,
 }
 
 impl Outbox {
@@ -302,6 +303,7 @@ impl Worker {
 
     fn next(&mut self) -> Result<Next, WorkerError> {
         loop {
+            self.outbox.pulse.moved();
             let room = match &mut self.rank {
                 Some(loaded) if self.under_way > 0 => {
                     self.under_way < loaded.executor.pipeline().map_or(1, |pipeline| pipeline.depth())
@@ -324,13 +326,13 @@ impl Worker {
     }
 
     /// The rank's place in its group, which so many descriptors stand for.
-    fn place(&mut self, rank: Rank, descriptors: u8) -> Result<Box<SharedMemory>, WorkerError> {
+    fn place(&mut self, rank: Rank, descriptors: u8) -> Result<Box<Pulsing>, WorkerError> {
         let descriptors = self.reader.descriptors(descriptors).ok_or(WorkerError::NoPlace)?;
         let mut descriptors = descriptors.into_iter();
         let segment = descriptors.next().ok_or(WorkerError::NoPlace)?;
         let place = SharedMemory::attach(segment, rank)?.with_mailbox(descriptors.collect())?;
         self.group = Some((rank, place.abort_handle()));
-        Ok(Box::new(place))
+        Ok(Box::new(Pulsing::new(place, Arc::clone(&self.outbox.pulse))))
     }
 
     fn loaded(&mut self, order: &'static str) -> Result<&mut Loaded, WorkerError> {
@@ -360,7 +362,6 @@ impl Worker {
     }
 
     fn begin(&mut self, plan: &Arc<StepPlan>) -> Result<(), WorkerError> {
-        self.outbox.begun.fetch_add(1, Ordering::Relaxed);
         let executor = &mut self.loaded("a step")?.executor;
         let outcome = match executor.pipeline() {
             Some(pipeline) => pipeline.begin(plan).map(|()| None),
@@ -423,6 +424,7 @@ fn reporter(rank: Rank, outbox: &Arc<Outbox>) -> ProgressReporter {
     let told: Mutex<Option<Instant>> = Mutex::new(None);
     let report = move |progress: LoadProgress| {
         let LoadProgress { loaded_bytes, total_bytes, .. } = progress;
+        outbox.pulse.moved();
         let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
         if loaded_bytes >= total_bytes || told.is_none_or(|told| told.elapsed() >= PROGRESS_PERIOD) {
             *told = Some(Instant::now());

@@ -70,6 +70,8 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/src/cuda/device/words.rs",
     // Memory that processes share.
     "parallel/src/collective/shared_memory/",
+    // What a new process does before it runs its program.
+    "runtime/src/shard_process/parent.rs",
     // Files mapped into memory.
     "parallel/src/checkpoint/mapped.rs",
     // Launches that were recorded, those that are, and those that fail on purpose.

@@ -24,6 +24,10 @@ Driver& driver() {
 
 int begin_call(Call& call) {
     if (int result = count_call(call.name, call.hangs)) {
+        if (result == STAYS) {
+            call.lock.unlock();
+            stay();
+        }
         std::shared_ptr<Context> context = current_context();
         if (context && stays(result)) make_sticky(*context, result);
         return result;
@@ -54,7 +58,11 @@ using namespace software;
 
 API cuInit(unsigned flags) {
     Call call{Lock(driver().mutex), __func__, nullptr};
-    if (int result = count_call(call.name, call.hangs)) return result;
+    if (int result = count_call(call.name, call.hangs)) {
+        if (result != STAYS) return result;
+        call.lock.unlock();
+        stay();
+    }
     if (flags) return INVALID_VALUE;
     if (settings().devices == 0) return NO_DEVICE;
     if (!driver().initialised) {

@@ -76,6 +76,10 @@ API software_driver_current_device() {
 API software_driver_count_call(const char* function) {
     Call call{Lock(driver().mutex), function, nullptr};
     int result = count_call(function, call.hangs);
+    if (result == STAYS) {
+        call.lock.unlock();
+        stay();
+    }
     return result;
 }
 
@@ -83,6 +87,10 @@ API software_driver_count_call_or_hang(const char* function, int* hangs) {
     Lock lock(driver().mutex);
     bool never_ends = false;
     int result = count_call(function, never_ends);
+    if (result == STAYS) {
+        lock.unlock();
+        stay();
+    }
     *hangs = never_ends;
     return result;
 }

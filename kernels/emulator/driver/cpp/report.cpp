@@ -24,6 +24,8 @@ struct Fault {
     bool hangs = false;
     // The process ends as if the system had killed it.
     bool dies = false;
+    // The call does not return.
+    bool stays = false;
 };
 
 // Never destroyed, since threads may call while the process ends.
@@ -38,12 +40,12 @@ struct Told {
 [[noreturn]] void refuse_faults(const std::string& text) {
     std::fprintf(stderr,
                  "software driver: CONSORT_SOFTWARE_DRIVER_FAULTS has `%s`; it must be like `cuLaunchKernel:7=700`, "
-                 "`cuLaunchKernel:7=hang` or `cuLaunchKernel:7=die`\n",
+                 "with a number, `hang`, `stay` or `die` at its end\n",
                  text.c_str());
     std::abort();
 }
 
-// `function:n=code`, with a number, `hang` or `die` as the code.
+// `function:n=code`, with a number, `hang`, `stay` or `die` as the code.
 void read_fault(const std::string& text, Told& told) {
     std::size_t colon = text.find(':'), equals = text.find('=');
     if (colon == std::string::npos || equals == std::string::npos || colon > equals) refuse_faults(text);
@@ -54,7 +56,8 @@ void read_fault(const std::string& text, Told& told) {
     std::string code = text.substr(equals + 1);
     fault.hangs = code == "hang";
     fault.dies = code == "die";
-    if (!fault.hangs && !fault.dies) {
+    fault.stays = code == "stay";
+    if (!fault.hangs && !fault.dies && !fault.stays) {
         fault.result = static_cast<int>(std::strtol(code.c_str(), &end, 10));
         if (*end || fault.result <= 0) refuse_faults(text);
     }
@@ -164,8 +167,14 @@ int count_call(const std::string& function, bool& hangs) {
     if (fault->second.dies) kill(getpid(), SIGKILL);
     hangs = fault->second.hangs;
     trace("%s: call %llu %s", function.c_str(), static_cast<unsigned long long>(call),
-          hangs ? "hangs" : ("fails with " + std::to_string(fault->second.result)).c_str());
-    return fault->second.result;
+          fault->second.stays ? "stays"
+          : hangs             ? "hangs"
+                              : ("fails with " + std::to_string(fault->second.result)).c_str());
+    return fault->second.stays ? STAYS : fault->second.result;
+}
+
+void stay() {
+    for (;;) pause();
 }
 
 void report_at_exit() {

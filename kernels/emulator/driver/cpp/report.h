@@ -22,8 +22,13 @@ void count_launch();
 void count_graph_launch(bool is_behind);
 
 // Counts a call. Returns 0, or the code with which CONSORT_SOFTWARE_DRIVER_FAULTS wants it to fail; `hangs` is set
-// where the work that it enqueues shall never end.
+// where the work that it enqueues shall never end. STAYS where the call itself shall not: whoever asked is to give up
+// the lock, and `stay`.
+constexpr int STAYS = -1;
 int count_call(const std::string& function, bool& hangs);
+
+// Never returns.
+[[noreturn]] void stay();
 
 // From the first cuInit on: the report is written when the process ends.
 void report_at_exit();

@@ -15,15 +15,17 @@
 //! | `CAPABILITY` | compute capability, as 90 | 90 |
 //! | `PEERS` | 0: no device can use another's memory | 1 |
 //! | `FAULTS` | `cuLaunchKernel:7=700,cuMemAlloc_v2:2=2`: the n-th call fails so; see below | |
+//! | `NCCL_LOSS` | result that NCCL tells of a peer whose process has ended; 0: it waits for it for ever | 0 |
 //! | `SHARES` | 0: no memory can be shared with other processes | 1 |
 //! | `TRACE` | 1: tell on stderr what runs | 0 |
 //! | `STRICT` | 0: violations are counted only, instead of ending the process | 1 |
 //! | `REPORT` | file for the [`Report`] at the process's end; `%p` is the process's number | |
 //!
-//! Instead of an error, a call may have `=hang`, so that what it enqueues never ends, or `=die`: the process is killed
-//! there. For NCCL, `ncclAllReduce@1:3` (and so on) is the third that rank 1 executes, where each replay of a graph
-//! counts, and its errors show when somebody asks the communicator; `ncclCommInitRankConfig@1:1` is the first attempt
-//! of rank 1 to join, and `ncclCommInitRankConfig@1.call:1=hang` one whose call does not even return.
+//! Instead of an error, a call may have `=hang`, so that what it enqueues never ends, `=stay`, so that it does not
+//! return, or `=die`: the process is killed there. For NCCL, `ncclAllReduce@1:3` (and so on) is the third that rank 1
+//! executes, where each replay of a graph counts, and its errors show when somebody asks the communicator;
+//! `ncclCommInitRankConfig@1:1` is the first attempt of rank 1 to join, which with `=hang` is not complete for ever,
+//! and with `=stay` does not even return; with `=7` (in progress) the others are ready, and it never is.
 //!
 //! A *violation* is a mistake that a real device might not notice: two pieces of work that touch the same bytes without
 //! an order between them, memory freed while it is in use, a kernel given a pointer to freed memory, a write beyond

@@ -203,9 +203,10 @@ impl Sums {
     pub(super) fn blame(&self, error: KernelError, comm: &mut dyn Collective) -> ModelError {
         let KernelError::Nccl(nccl) = &error else { return error.into() };
         match &**nccl {
+            NcclError::Ended { .. } => {}
+            _ if self.watch.as_ref().is_some_and(Watch::is_called_off) => {}
             // As the watch would have told it, had it looked sooner.
             nccl if nccl.is_of_a_peer() => comm.abort_handle().abort(&nccl.to_string()),
-            NcclError::Ended { .. } => {}
             _ => return error.into(),
         }
         if let Some(failure) = self.failure() {
@@ -272,9 +273,23 @@ fn meet(
 ) -> Result<Option<Watch>, ModelError> {
     let begun = Watch::begin(library, id, device, (comm, limit), leave);
     let Some(watch) = together(begun, comm, is_needed)? else { return Ok(None) };
-    // From here on all have begun, so nobody can tell who of those is late that are not ready.
-    let ready = watch.communicator().wait_until_ready(limit, &Vec::new);
+    let mut ready = watch.communicator().wait_until_ready(limit, &Vec::new);
+    name_who_is_late(&mut ready, comm)?;
     together(ready.map(|()| watch), comm, is_needed)
+}
+
+/// All have begun, and NCCL tells none who hangs of those that are not ready; but who is ready knows that of itself.
+fn name_who_is_late(ready: &mut Result<(), NcclError>, comm: &mut dyn Collective) -> Result<(), ModelError> {
+    let is_late = matches!(ready, Err(NcclError::JoinTimeout { .. }));
+    let told = comm.exchange(&[u8::from(is_late)])?;
+    let late: Vec<usize> =
+        told.iter().enumerate().filter(|(_, told)| told[..] == [1]).map(|(rank, _)| rank).collect();
+    if let Err(NcclError::JoinTimeout { missing, .. }) = ready
+        && late.len() < told.len()
+    {
+        *missing = late;
+    }
+    Ok(())
 }
 
 /// What came of a rank's part, once all ranks have done theirs. `None` where one could not, and it is not needed.

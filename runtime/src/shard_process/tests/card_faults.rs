@@ -3,11 +3,13 @@
 
 use std::{os::unix::process::CommandExt, process::Command};
 
+use consort_actors::{ProgressReporter, ShardFactory};
+use consort_parallel::ids::Rank;
 use consort_software_driver::Report;
 
 use super::{
     cards::{assert_given_back, calls, on_cards, over_driver, reports_over_driver, settings},
-    rounds::lose_one_rank_after_another,
+    rounds::{Company, LIVES_OF_ALL, lose_one_rank_after_another},
     *,
 };
 use crate::{
@@ -76,11 +78,11 @@ struct Case {
 const MEANS: &str = "CONSORT_TEST_MEANS";
 const CASE: &str = "CONSORT_TEST_CASE";
 
-/// A request fails in each case as it says, and the next one is answered.
-fn fail_and_answer(test: &str, cases: &[Case]) {
+/// All open requests fail in each case as it says, and the next one is answered.
+fn fail_and_answer(test: &str, environment: &[(&str, &str)], cases: &[Case]) {
     for (at, case) in cases.iter().enumerate() {
         let (at, means) = (at.to_string(), case.means.name());
-        let more = [(CASE, &*at), (MEANS, means)];
+        let more = [&[(CASE, &*at), (MEANS, means)], environment].concat();
         let reports = with_bad_cards(test, case.lives, &more, async |builder| {
             let case: usize = std::env::var(CASE).expect("it is set").parse().expect("a number");
             let case = &cases[case];
@@ -90,11 +92,14 @@ fn fail_and_answer(test: &str, cases: &[Case]) {
             let engine = engine.expect("the fault comes later");
             let first = shards();
             loads.take();
-            let stream = engine.generate("abc", greedy(150)).expect("admitted");
-            let error = stream.collect().await.expect_err("the group is lost").to_string();
-            println!("{}: {error}", case.lives);
-            for part in case.says {
-                assert!(error.contains(part), "{}: {part} is not in {error}", case.lives);
+            let open = ["abc", "another prompt", "one more, and a longer one"]
+                .map(|prompt| engine.generate(prompt, greedy(150)).expect("admitted"));
+            for stream in open {
+                let error = stream.collect().await.expect_err("the group is lost").to_string();
+                println!("{}: {error}", case.lives);
+                for part in case.says {
+                    assert!(error.contains(part), "{}: {part} is not in {error}", case.lives);
+                }
             }
             // A group that meets in vain is formed once more.
             let begin = Instant::now();
@@ -129,15 +134,23 @@ fn software_driver_a_card_that_fails_in_its_process_costs_a_restart_of_its_rank_
     let case = |lives, says| Case { lives, means: AllReduce::Auto, says, again: &[1] };
     fail_and_answer(
         test,
+        &[],
         &[
             case("cuGraphLaunch:20=719", &["rank 1: its process", "CUDA_ERROR_LAUNCH_FAILED"]),
             case("cuLaunchKernel:60=die", &["rank 1: its process", "was killed by SIGKILL"]),
             case("cuGraphLaunch:20=2", &["rank 1: its process", "out of memory on cuda:1"]),
+            // A call of the driver that does not return, while the process says that it lives.
+            case(
+                "cuGraphInstantiateWithFlags:2=stay",
+                &["rank 1: its process", "did not get on for 13s in step"],
+            ),
             // Its successor finds no memory, and the next one does.
             case("cuGraphLaunch:20=die;cuMemCreate:1=2", &["rank 1: its process", "was killed by SIGKILL"]),
         ],
     );
 }
+
+const LOST: &[&str] = &["rank 1: its process", "was killed by SIGKILL"];
 
 #[test]
 fn software_driver_sums_through_nccl_that_fail_in_a_process_cost_no_more_than_they_must() {
@@ -145,9 +158,10 @@ fn software_driver_sums_through_nccl_that_fail_in_a_process_cost_no_more_than_th
     let case = |lives, says, again| Case { lives, means: AllReduce::Nccl, says, again };
     fail_and_answer(
         test,
+        &[],
         &[
             case("ncclAllReduce@1:40=2", &["rank 1: its process", "ncclAllReduce fails"], &[1]),
-            case("ncclAllReduce@1:40=die", &["rank 1: its process", "was killed by SIGKILL"], &[1]),
+            case("ncclAllReduce@1:40=die", LOST, &[1]),
             // All are sound.
             case("ncclAllReduce@1:40=hang", &["rank ", "did not end the sums of a step within 6 s"], &[]),
             // In the next epoch it hangs when it meets the others.
@@ -158,6 +172,47 @@ fn software_driver_sums_through_nccl_that_fail_in_a_process_cost_no_more_than_th
             ),
         ],
     );
+}
+
+#[test]
+fn software_driver_survivors_that_nccl_tells_of_a_death_are_not_blamed_for_it() {
+    let test = "software_driver_survivors_that_nccl_tells_of_a_death_are_not_blamed_for_it";
+    // As the loss of another rank, and as an error of the survivor's own system.
+    for told in ["6", "2"] {
+        let case = Case { lives: "ncclAllReduce@1:40=die", means: AllReduce::Nccl, says: LOST, again: &[1] };
+        fail_and_answer(test, &[("CONSORT_SOFTWARE_DRIVER_NCCL_LOSS", told)], &[case]);
+    }
+}
+
+#[test]
+fn nobody_takes_the_place_of_a_card_s_process_that_has_not_ended() {
+    let folder = checkpoint();
+    let settings = WorkSettings { left_behind_max: Duration::from_millis(20), ..settings() };
+    // It would start, if nobody held it back.
+    let processes = processes_of("programs::a_program_that_gives_up", settings);
+    let mut model = model_factory(&folder, 2);
+    let refusal = |model: ModelFactory| {
+        let factory = ProcessFactory::new(model, Arc::clone(&processes));
+        let (handle, ends) = std::io::pipe().expect("a pipe");
+        factory.left_behind.add(Rank(0), 4242, handle.into(), Instant::now());
+        let build = || {
+            let comm = factory.collective(2).expect("a segment").pop().expect("two seats");
+            let built = factory.build(Rank(1), comm, &ProgressReporter::new(Rank(1), None));
+            built.map(drop).expect_err("it gives up").to_string()
+        };
+        let before = build();
+        drop(ends);
+        [before, build()]
+    };
+    let _guard = ONE_AT_A_TIME.blocking_lock();
+    // What one leaves behind on a CPU reaches nobody.
+    for error in refusal(model_factory(&folder, 2)) {
+        assert!(error.contains("exited with status 3"), "{error}");
+    }
+    model.devices = (0..2).map(|index| DeviceSpec::Cuda(CudaCard::Index(index))).collect();
+    let [before, after] = refusal(model);
+    assert!(before.contains("process 4242 of rank 0 was killed 0 s ago and has not ended"), "{before}");
+    assert!(after.contains("exited with status 3"), "{after}");
 }
 
 /// Why an engine does not start.
@@ -173,7 +228,7 @@ fn software_driver_a_process_without_memory_or_without_an_end_of_its_meeting_is_
     for (lives, means, says) in [
         ("cuMemCreate:1=2", AllReduce::Auto, ["rank 1", "out of memory on cuda:1"]),
         (
-            "ncclCommInitRankConfig@1.call:1=hang",
+            "ncclCommInitRankConfig@1:1=stay",
             AllReduce::Nccl,
             ["rank 1 has not come", "did not meet the others through NCCL within 3 s"],
         ),
@@ -204,22 +259,38 @@ fn software_driver_a_process_without_memory_or_without_an_end_of_its_meeting_is_
     }
 }
 
-#[test]
-fn software_driver_fifty_losses_of_cards_processes_leave_nothing_behind() {
-    let test = "card_faults::software_driver_fifty_losses_of_cards_processes_leave_nothing_behind";
-    let reports = over_driver(test, &[THREE], || {
+/// Loses ranks on cards that sum by `means`, and returns what the process of the one that lives through it reported.
+fn fifty_losses_of_cards(test: &str, means: AllReduce) -> Option<Report> {
+    let reports = over_driver(&format!("card_faults::{test}"), &[THREE], || {
         let folder = checkpoint();
         let mut model = model_factory(&folder, 3);
         model.devices = (0..3).map(|index| DeviceSpec::Cuda(CudaCard::Index(index))).collect();
         model.options.dtype = DType::BF16;
         model.options.separate_processes = true;
+        model.options.all_reduce = means;
+        model.options.deterministic = means != AllReduce::Nccl;
         let processes = processes_of("the_program_of_a_rank", settings());
-        lose_one_rank_after_another(&ProcessFactory::new(model, processes));
-    });
-    let Some(reports) = reports else { return };
-    // That nothing of it is held at its end was looked at; it made its own memory once, and mapped two others' in each
-    // of 56 lives.
-    let survivor = reports.iter().find(|report| calls(report, "cuMemMap") == 1 + 2 * 56);
-    let survivor = survivor.unwrap_or_else(|| panic!("{reports:#?}"));
-    assert_eq!(calls(survivor, "cuMemCreate"), 1);
+        lose_one_rank_after_another(&ProcessFactory::new(model, processes), Company::None);
+    })?;
+    // That nothing of it is held at its end was looked at.
+    reports.into_iter().max_by_key(|report| report.launches)
+}
+
+#[test]
+fn software_driver_fifty_losses_of_cards_processes_leave_nothing_behind() {
+    let test = "software_driver_fifty_losses_of_cards_processes_leave_nothing_behind";
+    let Some(survivor) = fifty_losses_of_cards(test, AllReduce::Auto) else { return };
+    // It made its own memory once, and mapped two others' in each life.
+    assert_eq!(calls(&survivor, "cuMemCreate"), 1, "{survivor:#?}");
+    assert_eq!(calls(&survivor, "cuMemMap"), 1 + 2 * LIVES_OF_ALL, "{survivor:#?}");
+    assert_eq!(calls(&survivor, "ncclCommInitRankConfig@0"), 0, "{survivor:#?}");
+}
+
+#[test]
+fn software_driver_fifty_losses_of_ranks_that_sum_through_nccl_leave_nothing_behind() {
+    let test = "software_driver_fifty_losses_of_ranks_that_sum_through_nccl_leave_nothing_behind";
+    let Some(survivor) = fifty_losses_of_cards(test, AllReduce::Nccl) else { return };
+    assert_eq!(calls(&survivor, "cuMemMap"), 0, "{survivor:#?}");
+    assert_eq!(calls(&survivor, "ncclCommInitRankConfig@0"), LIVES_OF_ALL, "{survivor:#?}");
+    assert_eq!(calls(&survivor, "ncclCommAbort"), LIVES_OF_ALL, "{survivor:#?}");
 }

@@ -6,8 +6,8 @@ use super::*;
 
 fn impatient() -> Arc<Processes> {
     let settings = WorkSettings {
-        silence_max: Duration::from_millis(1500),
-        answer_max: Duration::from_secs(1),
+        silence_max: Duration::from_secs(4),
+        answer_max: Duration::from_secs(4),
         ..WorkSettings::default()
     };
     processes_of("the_program_of_a_rank", settings)
@@ -82,9 +82,9 @@ async fn a_process_stopped_in_a_step_is_killed_and_never_costs_the_engine() {
     let begin = Instant::now();
     signal(first[&1], Signal::STOP);
     let error = stream.collect().await.expect_err("the rank is lost").to_string();
-    let expected = format!("rank 1: its process {} was silent for 1.5s in step", first[&1]);
+    let expected = format!("rank 1: its process {} was silent for 4s in step", first[&1]);
     assert!(error.contains(&expected), "{error}");
-    assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
     until_ready(&engine).await;
     let second = shards();
     assert_eq!((second[&0], second[&2]), (first[&0], first[&2]));
@@ -101,7 +101,7 @@ async fn a_process_stopped_while_idle_is_found_without_a_request() {
     let pid = shards()[&0];
     let reason = reason_of_restart(&engine, || signal(pid, Signal::STOP)).await;
     let expected =
-        format!("rank 0: its process {pid} was silent for 1.5s while it had nothing to do, and was killed");
+        format!("rank 0: its process {pid} was silent for 4s while it had nothing to do, and was killed");
     assert_eq!(reason, expected);
     until_ready(&engine).await;
     engine.generate("abc", greedy(20)).expect("admitted").collect().await.expect("the group is back");
@@ -112,7 +112,7 @@ async fn a_process_stopped_while_idle_is_found_without_a_request() {
 async fn a_stopped_survivor_is_killed_when_it_does_not_enter_the_new_epoch() {
     let _guard = ONE_AT_A_TIME.lock().await;
     let folder = checkpoint();
-    let settings = WorkSettings { answer_max: Duration::from_secs(1), ..WorkSettings::default() };
+    let settings = WorkSettings { answer_max: Duration::from_secs(4), ..WorkSettings::default() };
     let processes = processes_of("the_program_of_a_rank", settings);
     let engine = isolated(&folder, 3, &processes).start().await.expect("processes start");
     let first = shards();

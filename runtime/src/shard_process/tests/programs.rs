@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
 };
 
 use super::*;
@@ -107,11 +107,20 @@ async fn an_engine_that_waits_for_its_end() {
     tokio::time::sleep(Duration::from_secs(600)).await;
 }
 
-#[test]
-fn no_process_is_left_two_seconds_after_its_engine_was_killed() {
-    let _guard = ONE_AT_A_TIME.blocking_lock();
+/// An engine that another test kills, whose ranks' programs never call `shard_main`.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_whose_ranks_say_nothing() {
+    let Some(folder) = std::env::var_os(ENGINE_VARIABLE) else { return };
+    let settings = WorkSettings { greeting_max: Duration::from_secs(600), ..WorkSettings::default() };
+    let processes = processes_of("programs::a_program_that_says_nothing", settings);
+    let builder = Engine::builder().model(folder).tensor_parallel_size(3).threads_per_rank(1);
+    let _ = builder.isolation(Isolation::Process).of_processes(&processes).start().await;
+}
+
+/// Runs an engine of three ranks in a process of its own, kills it once `is_ready`, and looks two seconds later.
+fn kill_engine(test: &str, is_ready: impl FnOnce(&mut Child)) {
     let folder = checkpoint();
-    let command = program("programs::an_engine_that_waits_for_its_end");
+    let command = program(test);
     let mut engine = Command::new(command.executable)
         .args(command.arguments)
         .env(ENGINE_VARIABLE, folder.path())
@@ -119,10 +128,7 @@ fn no_process_is_left_two_seconds_after_its_engine_was_killed() {
         .stdout(Stdio::piped())
         .spawn()
         .expect("the engine's process starts");
-    let lines = BufReader::new(engine.stdout.take().expect("its output is piped")).lines();
-    // The harness prints the test's name before, on the same line.
-    let is_ready = lines.map_while(Result::ok).any(|line| line.ends_with("ready"));
-    assert!(is_ready, "the engine's process ended");
+    is_ready(&mut engine);
     let ranks = shards_of(engine.id());
     assert_eq!(ranks.len(), 3, "{ranks:?}");
     engine.kill().expect("it is there");
@@ -132,4 +138,23 @@ fn no_process_is_left_two_seconds_after_its_engine_was_killed() {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         assert!(status.is_empty() || status.contains("State:\tZ"), "rank {rank} is left:\n{status}");
     }
+}
+
+#[test]
+fn no_process_is_left_two_seconds_after_its_engine_was_killed() {
+    let _guard = ONE_AT_A_TIME.blocking_lock();
+    kill_engine("programs::an_engine_that_waits_for_its_end", |engine| {
+        let lines = BufReader::new(engine.stdout.take().expect("its output is piped")).lines();
+        // The harness prints the test's name before, on the same line.
+        let is_ready = lines.map_while(Result::ok).any(|line| line.ends_with("ready"));
+        assert!(is_ready, "the engine's process ended");
+    });
+    // Nothing but the system ends programs that know nothing of shards.
+    kill_engine("programs::an_engine_whose_ranks_say_nothing", |engine| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while shards_of(engine.id()).len() < 3 {
+            assert!(Instant::now() < deadline, "its ranks are not started");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
 }

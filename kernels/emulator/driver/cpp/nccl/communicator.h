@@ -27,8 +27,8 @@ struct Communicator {
     // Guards what is below, up to the next comment.
     std::mutex mutex;
     bool joining = true;
-    // The environment wants it never to be complete.
-    bool hangs = false;
+    // The environment wants it never to be complete, and the others neither, or only itself.
+    bool hangs = false, late = false;
     // What was called and is enqueued when somebody asks for news, as the real library's threads do it in the back.
     std::deque<std::function<ncclResult_t()>> later;
     // Questions that are answered with "in progress" before the next thing is done.

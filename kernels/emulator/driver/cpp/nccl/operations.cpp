@@ -4,6 +4,8 @@
 // After an error, and after the loss of a peer, an operation waits until its communicator is aborted, as a kernel that
 // waits for its peers does.
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "../cublaslt/numbers.h"
@@ -58,6 +60,36 @@ bool may_begin(const Operation& operation) {
     int code = software_driver_count_call_or_hang(key.c_str(), &hangs);
     if (code) fail(communicator, static_cast<ncclResult_t>(code), name + " fails because the environment asks for it");
     return !code && !hangs;
+}
+
+// Whether a process has ended, waited for or not.
+bool has_ended(std::int32_t process) {
+    std::FILE* file = std::fopen(("/proc/" + std::to_string(process) + "/stat").c_str(), "r");
+    if (!file) return true;
+    char state = 0;
+    // The name in parentheses may hold anything but comes first.
+    bool read = std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1;
+    std::fclose(file);
+    return read && (state == 'Z' || state == 'X');
+}
+
+// Tells of a peer whose process has ended, where the environment wants that noticed.
+void look_after_peers(Communicator& communicator) {
+    static const int code = [] {
+        const char* text = std::getenv("CONSORT_SOFTWARE_DRIVER_NCCL_LOSS");
+        char* end = nullptr;
+        long result = text ? std::strtol(text, &end, 10) : 0;
+        if (text && (*end || end == text)) {
+            std::fprintf(stderr, "software driver: CONSORT_SOFTWARE_DRIVER_NCCL_LOSS is no number: `%s`\n", text);
+            std::abort();
+        }
+        return static_cast<int>(result);
+    }();
+    if (!code) return;
+    for (int rank = 0; rank < communicator.ranks; rank++)
+        if (has_ended((*communicator.segment)->places[rank].process))
+            fail(communicator, static_cast<ncclResult_t>(code),
+                 "the connection to rank " + std::to_string(rank) + " is closed");
 }
 
 // What all ranks must agree on.
@@ -168,7 +200,11 @@ int poll(void* closure, std::uint64_t state[4]) {
     Progress at = {state[0], state[1], state[2], state[3]};
     constexpr std::uint64_t STOPPED = 2;
     if (at.begun == 0) at.begun = may_begin(operation) ? 1 : STOPPED;
-    if (at.begun == STOPPED || !go_on(operation, at)) return 0;
+    if (at.begun == STOPPED) return 0;
+    if (!go_on(operation, at)) {
+        look_after_peers(communicator);
+        return 0;
+    }
     communicator.running = nullptr;
     return 1;
 }

@@ -16,6 +16,7 @@ constexpr std::size_t PART_BYTES = std::size_t(1) << 20;
 // One rank's place. Turns are counted from 1, over all operations of the communicator.
 struct Place {
     std::atomic<std::uint32_t> taken;
+    std::atomic<std::int32_t> process;
     // The last turn for which the rank has put its part here, and what that turn is of.
     std::atomic<std::uint64_t> arrived, what;
     // The last turn of which the rank has read everybody's part.

@@ -20,6 +20,9 @@ use crate::collective::{AbortHandle, Collective};
 
 /// How often the communicator is looked at while it is in use: a moment beside what an error costs.
 const LOOK: Duration = Duration::from_millis(20);
+/// How long an error of NCCL may wait for the group's abort. Whoever watches over the ranks knows why one of them is
+/// gone; what NCCL tells the others is that a connection is, and not always that it is a peer's.
+const ABORT_COMES_WITHIN: Duration = Duration::from_secs(1);
 /// Longest wait for its end.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
@@ -128,6 +131,11 @@ impl Watch {
         self.shared.end();
     }
 
+    /// Whether the group is aborted, or soon is: then what NCCL tells is a consequence of that.
+    pub(super) fn is_called_off(&self) -> bool {
+        self.shared.wait(ABORT_COMES_WITHIN, |state| state.ends).ends
+    }
+
     /// What NCCL told of a failure of this rank, if it did.
     pub(super) fn failure(&self) -> Option<NcclError> {
         self.shared.state().failure.clone()
@@ -186,6 +194,7 @@ impl Shared {
                     let reason = error.to_string();
                     match error {
                         NcclError::Timeout { .. } => abort.abort(&reason),
+                        _ if self.wait(ABORT_COMES_WITHIN, |state| state.ends).ends => {}
                         error if error.is_of_a_peer() => abort.abort(&reason),
                         error => {
                             self.state().failure = Some(error);
