@@ -1,13 +1,13 @@
-//! Tasks are (rows of a span, KV head); the query heads of a group and a few rows share each load of keys.
+//! Tasks are (rows of a span, KV head): the query heads of a group by a few rows, which share each load of keys.
 #![allow(unsafe_code)]
 
-use std::{num::NonZeroUsize, ops::Range};
+use std::{cell::RefCell, num::NonZeroUsize, ops::Range};
 
-use super::{AttentionShape, CHUNK, PagedSpan, lanes, tiles::OnTiles};
+use super::{AttentionShape, BLOCK_KEYS, CHUNK, PagedSpan, lanes, tiles};
 use crate::{
     DType,
     device::{CpuDevice, Isa},
-    element::through,
+    element::{bf16, through},
     kv_append::HEAD_DIM_MAX,
     linear::{BLOCK, Kernels},
     rope::Heads,
@@ -19,6 +19,10 @@ use crate::{
 pub(super) const QUERIES_MAX: usize = 16;
 /// Query vectors that share a register block.
 pub(super) const TOGETHER: usize = 4;
+/// Blocks of keys in a chunk.
+const BLOCKS: usize = CHUNK / BLOCK_KEYS;
+/// How many blocks ahead of its use a block of keys is asked for.
+const PREFETCH_BLOCKS: usize = 4;
 
 pub(super) struct Call<'a, T> {
     pub(super) queries: &'a [f32],
@@ -51,8 +55,10 @@ pub(super) fn attention<T: Kernels>(cpu: &CpuDevice, call: &Call<'_, T>, out: &m
     let on_tiles = call.on_tiles(isa);
     cpu.team().for_each(tasks.len(), |at| {
         let (task, out) = (&tasks[at], &out);
-        dispatch!(isa, run::<T>(call: &Call<'_, T>, task: &Task, on_tiles: bool, out: &SharedMut<'_, T>)
-            [T: Kernels]);
+        STATE.with_borrow_mut(|state| {
+            dispatch!(isa, run::<T>(call: &Call<'_, T>, task: &Task, on_tiles: bool, state: &mut State,
+                out: &SharedMut<'_, T>) [T: Kernels]);
+        });
     });
 }
 
@@ -75,50 +81,96 @@ fn tasks<T>(call: &Call<'_, T>) -> Vec<Task> {
         }
     }
     // The longest contexts first, so that no member is left with one at the end.
-    tasks.sort_by_key(|task| std::cmp::Reverse(call.spans[task.span].context_len));
+    let keys = |task: &Task| {
+        let span = &call.spans[task.span];
+        span.context_len - span.rows.len() + task.rows.end
+    };
+    tasks.sort_by_key(|task| std::cmp::Reverse(keys(task)));
     tasks
 }
 
-/// Running softmax of up to [`QUERIES_MAX`] query vectors.
-pub(super) struct State<V> {
-    pub(super) queries: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
-    pub(super) largest: [f32; QUERIES_MAX],
-    pub(super) total: [V; QUERIES_MAX],
-    pub(super) out: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
+thread_local! {
+    static STATE: RefCell<Box<State>> = RefCell::new(State::new());
+}
+
+/// Running softmax of up to [`QUERIES_MAX`] query vectors, and what a chunk needs. Each thread keeps one: what a task
+/// does not write, it does not read.
+#[repr(C, align(64))]
+pub(super) struct State {
+    /// Scores of a chunk; then, for lanes, the weights.
     pub(super) scores: [[f32; CHUNK]; QUERIES_MAX],
+    /// The weights, for tiles.
+    pub(super) weights: [[bf16; CHUNK]; QUERIES_MAX],
+    pub(super) queries: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
+    /// The same, for tiles.
+    pub(super) tile_queries: [[bf16; HEAD_DIM_MAX]; QUERIES_MAX],
+    pub(super) out: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
+    /// A chunk's weighted values of up to 64 dimensions.
+    pub(super) sums: [[f32; 64]; QUERIES_MAX],
+    /// Values of a block that some row does not see whole.
+    pub(super) values: [tiles::Values; BLOCKS],
+    /// Sums of weights, by lane.
+    pub(super) total: [[f32; 16]; QUERIES_MAX],
+    pub(super) largest: [f32; QUERIES_MAX],
+    /// Largest score of the chunk, scaled.
+    pub(super) base: [f32; QUERIES_MAX],
+    /// Factors of the old state and of the chunk in the merge.
+    pub(super) merge: [[f32; QUERIES_MAX]; 2],
     /// Keys of the chunk that each sees.
     pub(super) seen: [Range<usize>; QUERIES_MAX],
-    /// Factors of the old state and of the chunk in the merge.
-    pub(super) merge: [(f32, f32); QUERIES_MAX],
+}
+
+impl State {
+    fn new() -> Box<State> {
+        Box::new(State {
+            scores: [[0.0; CHUNK]; QUERIES_MAX],
+            weights: [[bf16::ZERO; CHUNK]; QUERIES_MAX],
+            queries: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
+            tile_queries: [[bf16::ZERO; HEAD_DIM_MAX]; QUERIES_MAX],
+            out: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
+            sums: [[0.0; 64]; QUERIES_MAX],
+            values: [tiles::NO_VALUES; BLOCKS],
+            total: [[0.0; 16]; QUERIES_MAX],
+            largest: [0.0; QUERIES_MAX],
+            base: [0.0; QUERIES_MAX],
+            merge: [[0.0; QUERIES_MAX]; 2],
+            seen: std::array::from_fn(|_| 0..0),
+        })
+    }
 }
 
 #[inline(always)]
-unsafe fn run<V: Lanes, T: Kernels>(call: &Call<'_, T>, task: &Task, on_tiles: bool, out: &SharedMut<'_, T>) {
+unsafe fn run<V: Lanes, T: Kernels>(
+    call: &Call<'_, T>,
+    task: &Task,
+    on_tiles: bool,
+    state: &mut State,
+    out: &SharedMut<'_, T>,
+) {
     let span = &call.spans[task.span];
     let (dim, count) = (call.heads.dim, task.rows.len() * task.query_heads.len());
+    let padded = call.shape.pages.padded_dim();
     let first_position = span.context_len - span.rows.len() + task.rows.start;
-    // SAFETY: V's instruction set is the caller's; indices were checked against the pages by the operation.
+    // SAFETY: V's instruction set is the caller's; indices were checked against the pages by the operation; no other
+    // tiles live on this thread.
     unsafe {
-        let mut state = State {
-            queries: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
-            largest: [f32::NEG_INFINITY; QUERIES_MAX],
-            total: [V::zero(); QUERIES_MAX],
-            out: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
-            scores: [[0.0; CHUNK]; QUERIES_MAX],
-            seen: std::array::from_fn(|_| 0..0),
-            merge: [(0.0, 0.0); QUERIES_MAX],
-        };
-        let mut tiles = on_tiles.then(|| OnTiles::new(count));
+        state.largest = [f32::NEG_INFINITY; QUERIES_MAX];
+        state.base = [f32::NEG_INFINITY; QUERIES_MAX];
         for query in 0..count {
             let (row, head) = place(task, query);
             let at = (span.rows.start + row) * call.heads.stride + call.heads.first + head * dim;
-            for (to, from) in state.queries[query].iter_mut().zip(&call.queries[at..at + dim]) {
-                *to = through::<T>(*from);
+            let from = &call.queries[at..at + dim];
+            match on_tiles {
+                true => tiles::set_query::<V>(&mut state.tile_queries[query], from),
+                false => {
+                    let to = &mut state.queries[query][..dim];
+                    to.iter_mut().zip(from).for_each(|(to, from)| *to = through::<T>(*from));
+                }
             }
-            if let Some(tiles) = &mut tiles {
-                tiles.set_query(query, &state.queries[query][..dim]);
-            }
+            state.out[query][..padded].fill(0.0);
+            state.total[query] = [0.0; 16];
         }
+        let _tiles = on_tiles.then(|| tiles::configure(count));
         let context = first_position + task.rows.len();
         let (heads, window) =
             (task.query_heads.len(), call.shape.window.map_or(usize::MAX, NonZeroUsize::get));
@@ -133,19 +185,14 @@ unsafe fn run<V: Lanes, T: Kernels>(call: &Call<'_, T>, task: &Task, on_tiles: b
                 state.seen[query] =
                     oldest(position).saturating_sub(first_key)..(position + 1 - first_key).min(CHUNK);
             }
-            let keys = first_key..context.min(first_key + CHUNK);
-            // The first of them sees farthest back.
-            let unseen_tiles = oldest(first_position + early_rows).saturating_sub(first_key) / 16;
-            chunk(call, task, &mut state, tiles.as_mut(), (keys, unseen_tiles), active);
+            chunk::<V, T>(call, task, state, on_tiles, first_key, active);
         }
         for query in 0..count {
             let (row, head) = place(task, query);
             let at = ((span.rows.start + row) * call.heads.count + head) * dim;
-            let inverse = 1.0 / state.total[query].sum();
+            let inverse = 1.0 / V::load(state.total[query].as_ptr()).sum();
             // Row and head belong to this task alone.
-            for (to, x) in out.range_mut(at..at + dim).iter_mut().zip(&state.out[query]) {
-                *to = T::round(x * inverse);
-            }
+            lanes::finish::<V, T>(&state.out[query], inverse, out.range_mut(at..at + dim));
         }
     }
 }
@@ -156,75 +203,113 @@ fn place(task: &Task, query: usize) -> (usize, usize) {
     (task.rows.start + query / heads, task.query_heads.start + query % heads)
 }
 
-/// One chunk, the given keys, for the query vectors `active`. None of these sees the given number of tiles of 16 keys
-/// at its beginning: whatever page the table names for them is not touched.
+/// Where a chunk's keys and values are: 16 keys of one head, all dimensions, and 16 dimensions of the values of 16 keys.
+pub(super) struct Blocks<T> {
+    /// Null where no row of the task sees a key of the block.
+    pub(super) keys: [*const T; BLOCKS],
+    /// Of the first dimensions.
+    pub(super) values: [*const T; BLOCKS],
+    /// Elements from 16 dimensions of values to the next.
+    pub(super) value_stride: usize,
+    /// The blocks of which some row sees a key.
+    pub(super) seen: Range<usize>,
+}
+
+/// One chunk, the keys from `first_key` on, for the query vectors `active`. Pages of which none of these sees a key are
+/// not touched.
 #[inline(always)]
 unsafe fn chunk<V: Lanes, T: Kernels>(
     call: &Call<'_, T>,
     task: &Task,
-    state: &mut State<V>,
-    mut tiles: Option<&mut OnTiles>,
-    (keys, unseen_tiles): (Range<usize>, usize),
+    state: &mut State,
+    on_tiles: bool,
+    first_key: usize,
     active: Range<usize>,
 ) {
     let shape = call.shape.pages;
-    let (first_key, keys) = (keys.start, keys.len());
-    let is_there = |tile: usize| (unseen_tiles..keys.div_ceil(16)).contains(&tile);
-    // Start of this head's keys in the page that holds a token of this chunk, and the token's offset there.
-    let page_of = |offset: usize| {
-        let token = first_key + offset;
-        let page = call.tables[call.spans[task.span].table.start + token / shape.block_size()] as usize;
-        let head = page * shape.page_elements() + task.kv_head * 2 * shape.half_elements();
-        (head, token % shape.block_size())
+    let table = &call.tables[call.spans[task.span].table.clone()];
+    // The first of them sees farthest back, the last one farthest on.
+    let seen =
+        state.seen[active.start].start / BLOCK_KEYS..state.seen[active.end - 1].end.div_ceil(BLOCK_KEYS);
+    let mut blocks = Blocks {
+        keys: [std::ptr::null(); BLOCKS],
+        values: [std::ptr::null(); BLOCKS],
+        value_stride: shape.block_size() / 2 * 32,
+        seen: seen.clone(),
     };
-    // SAFETY: a tile of 16 keys (or of 16 dims by 8 pairs of values) lies within one page, since block_size is a
-    // multiple of 16; the pages were checked by the operation.
+    // SAFETY: a block of 16 keys lies within one page, since block_size is a multiple of 16; the pages were checked by
+    // the operation.
     unsafe {
-        let keys_of: [*const T; 2] = std::array::from_fn(|tile| {
-            if !is_there(tile) {
-                return std::ptr::null();
-            }
-            let (head, offset) = page_of(tile * 16);
-            call.pages.as_ptr().add(head + offset / 16 * (shape.padded_dim() / 2) * 32)
-        });
-        match &mut tiles {
-            Some(tiles) => tiles.scores(state, keys_of.map(<*const T>::cast), shape.head_dim()),
-            None => {
-                for (tile, from) in keys_of.into_iter().enumerate().filter(|(tile, _)| is_there(*tile)) {
+        for block in seen.clone() {
+            let token = first_key + block * BLOCK_KEYS;
+            let (page, offset) = (table[token / shape.block_size()] as usize, token % shape.block_size());
+            let head = page * shape.page_elements() + task.kv_head * 2 * shape.half_elements();
+            let head = call.pages.as_ptr().add(head);
+            blocks.keys[block] = head.add(offset / 16 * (shape.padded_dim() / 2) * 32);
+            blocks.values[block] = head.add(shape.half_elements() + offset / 2 * 32);
+        }
+        for block in seen.clone() {
+            let ahead = blocks.keys[(block + PREFETCH_BLOCKS).min(BLOCKS - 1)];
+            prefetch_block::<V, T>(ahead, shape.padded_dim() / 2 * 32, 0, 1);
+            let dims = shape.padded_dim() / 16;
+            prefetch_block::<V, T>(blocks.values[block], 8 * 32, blocks.value_stride, dims);
+            let keys = blocks.keys[block];
+            match on_tiles {
+                true => tiles::scores(state, keys.cast(), shape.head_dim(), block),
+                false => {
                     for first in active.clone().step_by(TOGETHER) {
                         let queries = first..active.end.min(first + TOGETHER);
-                        lanes::scores_of_tile::<V, T>(state, queries, from, shape.head_dim(), tile);
+                        lanes::scores_of_block::<V, T>(state, queries, keys, shape.head_dim(), block);
                     }
                 }
             }
         }
-        let scale = V::splat(call.shape.scale * std::f32::consts::LOG2_E);
+        let scale = call.shape.scale * std::f32::consts::LOG2_E;
         for query in active.clone() {
-            lanes::weigh::<V, T>(state, query, scale);
+            lanes::find_base::<V>(state, query, scale);
         }
-        let values_of = |dims: usize| -> [*const T; 2] {
-            std::array::from_fn(|tile| {
-                if !is_there(tile) {
-                    return std::ptr::null();
-                }
-                let (head, offset) = page_of(tile * 16);
-                let values = head + shape.half_elements() + (dims * shape.block_size() / 2 + offset / 2) * 32;
-                call.pages.as_ptr().add(values)
-            })
-        };
-        if let Some(tiles) = tiles {
-            let values = |dims| values_of(dims).map(<*const T>::cast);
-            let adjacent = shape.block_size().is_multiple_of(CHUNK);
-            if tiles.values(state, active.clone(), values, adjacent, shape.padded_dim() / 16) {
-                return;
-            }
+        lanes::find_factors::<V>(state, active.clone());
+        for query in active.clone() {
+            lanes::weigh::<V, T>(state, query, scale, &seen, on_tiles);
         }
-        for dims in 0..shape.padded_dim() / 16 {
-            let from = values_of(dims);
+        let dims = shape.padded_dim() / 16;
+        if on_tiles && tiles::values::<V>(state, active.clone(), &blocks.of_tiles(), dims) {
+            return;
+        }
+        if on_tiles {
+            lanes::weights_of_tiles(state, active.clone(), &seen);
+        }
+        for dims in 0..dims {
             for first in active.clone().step_by(TOGETHER) {
                 let queries = first..active.end.min(first + TOGETHER);
-                lanes::add_values::<V, T>(state, queries, from, dims);
+                lanes::add_values::<V, T>(state, queries, &blocks, dims);
             }
+        }
+    }
+}
+
+/// Asks for `count` pieces of `elements` elements, `stride` elements apart.
+#[inline(always)]
+unsafe fn prefetch_block<V: Lanes, T>(from: *const T, elements: usize, stride: usize, count: usize) {
+    if from.is_null() {
+        return;
+    }
+    for piece in 0..count {
+        for line in (0..elements * size_of::<T>()).step_by(64) {
+            // SAFETY: a hint that never faults; V's instruction set is the caller's.
+            unsafe { V::prefetch(from.wrapping_add(piece * stride).cast::<u8>().wrapping_add(line)) }
+        }
+    }
+}
+
+impl<T> Blocks<T> {
+    /// The same, of BF16.
+    fn of_tiles(&self) -> Blocks<bf16> {
+        Blocks {
+            keys: self.keys.map(<*const T>::cast),
+            values: self.values.map(<*const T>::cast),
+            value_stride: self.value_stride,
+            seen: self.seen.clone(),
         }
     }
 }

@@ -4,47 +4,49 @@
 use std::ops::Range;
 
 use super::{
-    CHUNK,
-    cpu::{State, TOGETHER},
+    BLOCK_KEYS, CHUNK,
+    cpu::{Blocks, QUERIES_MAX, State, TOGETHER},
 };
 use crate::{
+    Element,
+    kv_append::HEAD_DIM_MAX,
     linear::BLOCK,
-    simd::{Lanes, LanesElement, exp2},
+    simd::{Lanes, LanesElement, exp2, exp2_in_range},
 };
 
 /// Unscaled scores of up to four query vectors with 16 keys.
 #[inline(always)]
-pub(super) unsafe fn scores_of_tile<V: Lanes, T: LanesElement>(
-    state: &mut State<V>,
+pub(super) unsafe fn scores_of_block<V: Lanes, T: LanesElement>(
+    state: &mut State,
     queries: Range<usize>,
     keys: *const T,
     head_dim: usize,
-    tile: usize,
+    block: usize,
 ) {
     unsafe {
         match queries.len() {
-            1 => scores::<V, T, 1>(state, queries.start, keys, head_dim, tile),
-            2 => scores::<V, T, 2>(state, queries.start, keys, head_dim, tile),
-            3 => scores::<V, T, 3>(state, queries.start, keys, head_dim, tile),
-            _ => scores::<V, T, TOGETHER>(state, queries.start, keys, head_dim, tile),
+            1 => scores::<V, T, 1>(state, queries.start, keys, head_dim, block),
+            2 => scores::<V, T, 2>(state, queries.start, keys, head_dim, block),
+            3 => scores::<V, T, 3>(state, queries.start, keys, head_dim, block),
+            _ => scores::<V, T, TOGETHER>(state, queries.start, keys, head_dim, block),
         }
     }
 }
 
 #[inline(always)]
 unsafe fn scores<V: Lanes, T: LanesElement, const Q: usize>(
-    state: &mut State<V>,
+    state: &mut State,
     first: usize,
     keys: *const T,
     head_dim: usize,
-    tile: usize,
+    block: usize,
 ) {
     unsafe {
         let mut sums = [V::zero(); Q];
-        for block in (0..head_dim).step_by(BLOCK) {
+        for dims in (0..head_dim).step_by(BLOCK) {
             let mut even = [V::zero(); Q];
             let mut odd = [V::zero(); Q];
-            for dim in (block..head_dim.min(block + BLOCK)).step_by(2) {
+            for dim in (dims..head_dim.min(dims + BLOCK)).step_by(2) {
                 let (k_even, k_odd) = T::load_pairs::<V>(keys.add(dim / 2 * 32));
                 for q in 0..Q {
                     let query = state.queries.get_unchecked(first + q).as_ptr().add(dim);
@@ -57,71 +59,139 @@ unsafe fn scores<V: Lanes, T: LanesElement, const Q: usize>(
             }
         }
         for (q, sum) in sums.into_iter().enumerate() {
-            sum.store(state.scores.get_unchecked_mut(first + q).as_mut_ptr().add(tile * 16));
+            sum.store(state.scores.get_unchecked_mut(first + q).as_mut_ptr().add(block * BLOCK_KEYS));
         }
     }
 }
 
-/// Scores of one query vector become rounded weights; its maximum and sum are merged, the factors kept.
+/// Whole vectors of 16 keys around those that a query vector sees.
+fn vectors(seen: &Range<usize>) -> Range<usize> {
+    seen.start / 16 * 16..seen.end.next_multiple_of(16)
+}
+
+/// The largest score of a query vector, scaled; hides what it does not see. A score that is not a number, or too large
+/// for one, makes its row not a number: the exponential would take it to a number, and a plausible average come of it.
 #[inline(always)]
-pub(super) unsafe fn weigh<V: Lanes, T: LanesElement>(state: &mut State<V>, query: usize, scale: V) {
-    let (scores, seen) = (&mut state.scores[query], &state.seen[query]);
-    let hide = |scores: &mut [f32; CHUNK], value| {
-        if seen.len() < CHUNK {
-            scores[..seen.start].fill(value);
-            scores[seen.end..].fill(value);
+pub(super) unsafe fn find_base<V: Lanes>(state: &mut State, query: usize, scale: f32) {
+    let (scores, seen) = (&mut state.scores[query], state.seen[query].clone());
+    let all = vectors(&seen);
+    scores[all.start..seen.start].fill(f32::NEG_INFINITY);
+    scores[seen.end..all.end].fill(f32::NEG_INFINITY);
+    // SAFETY: whole vectors within the chunk; V's instruction set is the caller's.
+    let (largest, is_sound) = unsafe {
+        let (mut largest, mut is_sound) = (V::splat(f32::NEG_INFINITY), true);
+        for at in all.step_by(16) {
+            let scores = V::load(scores.as_ptr().add(at));
+            is_sound &= scores.is_below_infinity();
+            largest = scores.max(largest);
         }
+        (largest.largest() * scale, is_sound)
     };
+    if !(is_sound && largest.is_finite()) {
+        state.total[query] = [f32::NAN; 16];
+    }
+    state.base[query] = largest;
+}
+
+/// Factors by which the states and the chunk of `active` query vectors are merged; all at once.
+#[inline(always)]
+pub(super) unsafe fn find_factors<V: Lanes>(state: &mut State, active: Range<usize>) {
+    for query in (0..active.start).chain(active.end..QUERIES_MAX) {
+        state.base[query] = state.largest[query];
+    }
+    // SAFETY: 16 query vectors; V's instruction set is the caller's.
     unsafe {
-        hide(scores, f32::NEG_INFINITY);
-        let low = V::load(scores.as_ptr()).mul(scale);
-        let high = V::load(scores.as_ptr().add(16)).mul(scale);
-        let finite = low.is_below_infinity() && high.is_below_infinity();
-        let largest = low.max(high).largest();
-        let base = V::splat(largest);
-        exp2(low.sub(base)).store(scores.as_mut_ptr());
-        exp2(high.sub(base)).store(scores.as_mut_ptr().add(16));
-        hide(scores, 0.0);
-        let (low, high) = (V::load(scores.as_ptr()), V::load(scores.as_ptr().add(16)));
-        let sum = low.add(high);
-        T::through_lanes(low).store(scores.as_mut_ptr());
-        T::through_lanes(high).store(scores.as_mut_ptr().add(16));
-        let old = state.largest[query];
-        let new = if old > largest { old } else { largest };
-        let mut exponents = [0.0; 16];
-        (exponents[0], exponents[1]) = (old - new, largest - new);
-        let factors = exp2(V::load(exponents.as_ptr())).to_array();
-        state.largest[query] = new;
-        state.merge[query] = (factors[0], factors[1]);
-        // The exponential takes anything to a number: a score that overflowed must not end as a plausible average.
-        let sum = if finite { sum } else { V::splat(f32::NAN) };
-        state.total[query] = state.total[query].fma(V::splat(factors[0]), sum.mul(V::splat(factors[1])));
+        let (old, base) = (V::load(state.largest.as_ptr()), V::load(state.base.as_ptr()));
+        let new = old.max(base);
+        exp2(old.sub(new)).store(state.merge[0].as_mut_ptr());
+        exp2(base.sub(new)).store(state.merge[1].as_mut_ptr());
+        new.store(state.largest.as_mut_ptr());
+    }
+}
+
+/// Scores of one query vector become rounded weights, and their sum is merged. Blocks of `blocks` beyond its own get
+/// weights of zero.
+#[inline(always)]
+pub(super) unsafe fn weigh<V: Lanes, T: LanesElement>(
+    state: &mut State,
+    query: usize,
+    scale: f32,
+    blocks: &Range<usize>,
+    on_tiles: bool,
+) {
+    let seen = state.seen[query].clone();
+    let all = vectors(&seen);
+    let (scores, weights) = (state.scores[query].as_mut_ptr(), state.weights[query].as_mut_ptr());
+    // SAFETY: whole vectors within the chunk; V's instruction set is the caller's.
+    unsafe {
+        let (scale, base) = (V::splat(scale), V::splat(-state.base[query]));
+        let mut sum = V::zero();
+        let mut weigh = |at: usize, hide: Option<&Range<usize>>| {
+            let scores = scores.add(at);
+            let mut weight = exp2_in_range(V::load(scores).fma(scale, base));
+            if let Some(seen) = hide {
+                weight.store(scores);
+                for lane in (0..16).filter(|lane| !seen.contains(&(at + lane))) {
+                    *scores.add(lane) = 0.0;
+                }
+                weight = V::load(scores);
+            }
+            sum = sum.add(weight);
+            match on_tiles {
+                true => weight.store_bf16(weights.add(at)),
+                false => T::through_lanes(weight).store(scores),
+            }
+        };
+        for at in all.clone().step_by(16) {
+            let is_whole = seen.start <= at && at + 16 <= seen.end;
+            weigh(at, (!is_whole).then_some(&seen));
+        }
+        if on_tiles {
+            for at in (blocks.start * BLOCK_KEYS..all.start)
+                .step_by(16)
+                .chain((all.end..blocks.end * BLOCK_KEYS).step_by(16))
+            {
+                V::zero().store_bf16(weights.add(at));
+            }
+        }
+        let total = state.total[query].as_mut_ptr();
+        let (old, new) = (V::splat(state.merge[0][query]), V::splat(state.merge[1][query]));
+        V::load(total).fma(old, sum.mul(new)).store(total);
+    }
+}
+
+/// The weights of tiles where lanes read them.
+pub(super) fn weights_of_tiles(state: &mut State, active: Range<usize>, blocks: &Range<usize>) {
+    let keys = blocks.start * BLOCK_KEYS..blocks.end * BLOCK_KEYS;
+    for query in active {
+        let (to, from) = (&mut state.scores[query][keys.clone()], &state.weights[query][keys.clone()]);
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = from.widen());
     }
 }
 
 /// Adds the weighted values of one chunk to 16 dimensions of up to four outputs.
 #[inline(always)]
 pub(super) unsafe fn add_values<V: Lanes, T: LanesElement>(
-    state: &mut State<V>,
+    state: &mut State,
     queries: Range<usize>,
-    tiles: [*const T; 2],
+    blocks: &Blocks<T>,
     dims: usize,
 ) {
     unsafe {
         match queries.len() {
-            1 => values::<V, T, 1>(state, queries.start, tiles, dims),
-            2 => values::<V, T, 2>(state, queries.start, tiles, dims),
-            3 => values::<V, T, 3>(state, queries.start, tiles, dims),
-            _ => values::<V, T, TOGETHER>(state, queries.start, tiles, dims),
+            1 => values::<V, T, 1>(state, queries.start, blocks, dims),
+            2 => values::<V, T, 2>(state, queries.start, blocks, dims),
+            3 => values::<V, T, 3>(state, queries.start, blocks, dims),
+            _ => values::<V, T, TOGETHER>(state, queries.start, blocks, dims),
         }
     }
 }
 
 #[inline(always)]
 unsafe fn values<V: Lanes, T: LanesElement, const Q: usize>(
-    state: &mut State<V>,
+    state: &mut State,
     first: usize,
-    tiles: [*const T; 2],
+    blocks: &Blocks<T>,
     dims: usize,
 ) {
     let (mut all, mut any) = (state.seen[first].clone(), state.seen[first].clone());
@@ -130,27 +200,64 @@ unsafe fn values<V: Lanes, T: LanesElement, const Q: usize>(
         any = any.start.min(seen.start)..any.end.max(seen.end);
     }
     unsafe {
-        let mut even = [V::zero(); Q];
-        let mut odd = [V::zero(); Q];
-        for pair in any.start / 2..any.end.div_ceil(2) {
-            let (v_even, v_odd) = T::load_pairs::<V>(tiles[pair / 8].add(pair % 8 * 32));
-            // Pairs that every query vector of the block sees whole need no questions.
-            let whole = all.start <= 2 * pair && 2 * pair + 1 < all.end;
-            for q in 0..Q {
-                let weights = state.scores.get_unchecked(first + q).as_ptr().add(2 * pair);
-                if whole || state.seen[first + q].contains(&(2 * pair)) {
-                    even[q] = V::splat(*weights).fma(v_even, even[q]);
-                }
-                if whole || state.seen[first + q].contains(&(2 * pair + 1)) {
-                    odd[q] = V::splat(*weights.add(1)).fma(v_odd, odd[q]);
+        let mut sums = [V::zero(); Q];
+        for block in any.start / BLOCK_KEYS..any.end.div_ceil(BLOCK_KEYS) {
+            let from = blocks.values[block].add(dims * blocks.value_stride);
+            let mut even = [V::zero(); Q];
+            let mut odd = [V::zero(); Q];
+            for pair in 0..BLOCK_KEYS / 2 {
+                let key = block * BLOCK_KEYS + 2 * pair;
+                let (v_even, v_odd) = T::load_pairs::<V>(from.add(pair * 32));
+                // Pairs that every query vector of the block sees whole need no questions.
+                let whole = all.start <= key && key + 1 < all.end;
+                for q in 0..Q {
+                    let weights = state.scores.get_unchecked(first + q).as_ptr().add(key);
+                    if whole || state.seen[first + q].contains(&key) {
+                        even[q] = V::splat(*weights).fma(v_even, even[q]);
+                    }
+                    if whole || state.seen[first + q].contains(&(key + 1)) {
+                        odd[q] = V::splat(*weights.add(1)).fma(v_odd, odd[q]);
+                    }
                 }
             }
+            for q in 0..Q {
+                sums[q] = sums[q].add(even[q].add(odd[q]));
+            }
         }
-        for q in 0..Q {
-            let (old, new) = state.merge[first + q];
-            let out = state.out.get_unchecked_mut(first + q).as_mut_ptr().add(dims * 16);
-            let chunk = even[q].add(odd[q]).mul(V::splat(new));
-            V::load(out).fma(V::splat(old), chunk).store(out);
+        for (q, sum) in sums.into_iter().enumerate() {
+            merge::<V>(state, first + q, dims, sum);
         }
     }
 }
+
+/// Merges a chunk's weighted values of 16 dimensions into the output of a query vector.
+#[inline(always)]
+pub(super) unsafe fn merge<V: Lanes>(state: &mut State, query: usize, dims: usize, chunk: V) {
+    let (old, new) = (state.merge[0][query], state.merge[1][query]);
+    unsafe {
+        let out = state.out.get_unchecked_mut(query).as_mut_ptr().add(dims * 16);
+        V::load(out).fma(V::splat(old), chunk.mul(V::splat(new))).store(out);
+    }
+}
+
+/// Writes an output, times `factor`.
+#[inline(always)]
+pub(super) unsafe fn finish<V: Lanes, T: LanesElement>(
+    from: &[f32; HEAD_DIM_MAX],
+    factor: f32,
+    out: &mut [T],
+) {
+    let whole = out.len() / 16 * 16;
+    // SAFETY: whole vectors; V's instruction set is the caller's.
+    unsafe {
+        for at in (0..whole).step_by(16) {
+            T::store_lanes(V::load(from.as_ptr().add(at)).mul(V::splat(factor)), out.as_mut_ptr().add(at));
+        }
+    }
+    for (to, x) in out[whole..].iter_mut().zip(&from[whole..]) {
+        *to = T::round(x * factor);
+    }
+}
+
+// A chunk holds whole blocks, and a block is a vector of scores.
+const _: () = assert!(CHUNK.is_multiple_of(BLOCK_KEYS) && BLOCK_KEYS == 16 && QUERIES_MAX == 16);

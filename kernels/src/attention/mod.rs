@@ -10,9 +10,9 @@
 //! Query head `j` reads KV head `kv_of_query[j]`. The row at position `p` sees keys `0..=p`, with a sliding window of
 //! `w` the last `w` of them: keys `k` with `p - w < k <= p`.
 //!
-//! **Same bits in any company.** Keys are taken in chunks of 32 aligned to absolute positions. A chunk's scores are
+//! **Same bits in any company.** Keys are taken in chunks of 256 aligned to absolute positions. A chunk's scores are
 //! sums as in [`crate::linear`]; its maximum `m`, weights `p = 2^(s - m)`, their sum `l` and output `o = Σ round(p)·v`
-//! stand alone, and chunks are merged left to right. So a row's result does not depend on how its prompt was cut,
+//! (sums like those of scores, but over blocks of 16 keys) stand alone, and chunks are merged left to right. So a row's result does not depend on how its prompt was cut,
 //! which rows share its batch, or how many threads work. Slots that a row does not see never reach its result, not even
 //! as a product with zero: neither what a former owner of a page left there, nor an infinity in a later row or before
 //! the window. Pages of which a span's rows see no key are not read: any may stand in their place in the table. A row
@@ -39,8 +39,11 @@ use crate::{
     rope::Heads,
 };
 
-/// Keys whose scores are exponentiated against one maximum.
-pub(crate) const CHUNK: usize = 32;
+/// Keys whose scores are exponentiated against one maximum. The more, the less often states are merged: that, and not
+/// the products, was most of a prefill's attention at 32.
+const CHUNK: usize = 256;
+/// Keys whose weighted values are summed in one pair of chains: as many as the smallest page holds.
+const BLOCK_KEYS: usize = 16;
 
 /// One sequence's rows in a call.
 #[derive(Clone, Debug, PartialEq, Eq)]

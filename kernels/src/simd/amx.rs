@@ -46,6 +46,8 @@ struct Configuration {
     rows: [u8; 16],
 }
 
+const LINE_BYTES: u16 = 64;
+
 /// Tiles configured on this thread; released when dropped, so that a thread that sleeps has no 8 KiB to save.
 pub(crate) struct Tiles {
     on_this_thread: PhantomData<*const ()>,
@@ -57,9 +59,18 @@ impl Tiles {
     /// # Safety
     /// AMX must be permitted, and no other `Tiles` may live on this thread.
     pub(crate) unsafe fn configure(rows: [u8; 8]) -> Tiles {
+        // SAFETY: the caller's.
+        unsafe { Tiles::configure_widths(rows, [LINE_BYTES; 8]) }
+    }
+
+    /// The same with lines of `bytes[t]` bytes (4 to 64, a multiple of 4).
+    ///
+    /// # Safety
+    /// As [`Tiles::configure`].
+    pub(crate) unsafe fn configure_widths(rows: [u8; 8], bytes: [u16; 8]) -> Tiles {
         let mut configuration =
             Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        configuration.row_bytes[..8].fill(64);
+        configuration.row_bytes[..8].copy_from_slice(&bytes);
         configuration.rows[..8].copy_from_slice(&rows);
         // SAFETY: 64 bytes are read; palette 1 has 8 tiles of up to 16 rows by 64 bytes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, readonly)) };
@@ -75,7 +86,7 @@ impl Drop for Tiles {
 }
 
 // Safety of the functions below: tiles are configured on this thread; memory is valid for the tile's rows, `stride`
-// bytes apart, of 64 bytes each.
+// bytes apart, as wide as it was configured.
 
 /// Zeroes tile `T`.
 #[inline(always)]

@@ -8,6 +8,12 @@ use super::Lanes;
 /// term is below 6e-9; the result is within 1.2 ulp (tested).
 #[inline(always)]
 pub(crate) unsafe fn exp2<V: Lanes>(x: V) -> V {
+    unsafe { exp2_in_range(V::splat(-127.0).max(x.mul(V::splat(-1.0))).mul(V::splat(-1.0))) }
+}
+
+/// [`exp2`] of lanes of which none is above 127.
+#[inline(always)]
+pub(crate) unsafe fn exp2_in_range<V: Lanes>(x: V) -> V {
     const COEFFICIENTS: [f32; 7] = [
         1.525_273_4e-5,
         1.540_353_e-4,
@@ -19,7 +25,6 @@ pub(crate) unsafe fn exp2<V: Lanes>(x: V) -> V {
     ];
     unsafe {
         let x = x.max(V::splat(-126.0));
-        let x = V::splat(-127.0).max(x.mul(V::splat(-1.0))).mul(V::splat(-1.0));
         let whole = x.round();
         let fraction = x.sub(whole);
         let mut sum = V::splat(COEFFICIENTS[0]);

@@ -17,7 +17,7 @@ mod portable;
 mod tests;
 
 pub use isa::{Isa, UnknownIsa};
-pub(crate) use math::exp2;
+pub(crate) use math::{exp2, exp2_in_range};
 pub(crate) use portable::Portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {avx2::Avx2, avx512::Avx512};
