@@ -1,12 +1,9 @@
 //! Where buffers live and operations run.
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{fmt, sync::Arc};
 
 pub use crate::simd::{Isa, UnknownIsa};
-use crate::{KernelError, buffer::Plain, cuda::device::CudaDevice, sys::Region, team::Team};
+use crate::{KernelError, cuda::device::CudaDevice, team::Team};
 
 /// A device. Cheap to clone; clones share the device's threads.
 #[derive(Clone, Debug)]
@@ -23,7 +20,6 @@ pub enum Device {
 pub struct CpuDevice {
     team: Team,
     isa: Isa,
-    scratch: Mutex<Option<Region>>,
 }
 
 impl Device {
@@ -43,7 +39,7 @@ impl Device {
                 ),
             });
         }
-        Ok(Device::Cpu(Arc::new(CpuDevice { team: Team::new(threads)?, isa, scratch: Mutex::new(None) })))
+        Ok(Device::Cpu(Arc::new(CpuDevice { team: Team::new(threads)?, isa })))
     }
 
     /// The host processors, for an operation or a buffer that exists on no other device.
@@ -63,24 +59,6 @@ impl CpuDevice {
     /// The threads.
     pub(crate) fn team(&self) -> &Team {
         &self.team
-    }
-
-    /// Calls `job` with `len` elements of scratch memory, whose contents mean nothing. The memory is kept: only a
-    /// larger call than any before takes more, and `what` then names it in an out-of-memory error.
-    pub(crate) fn with_scratch<T: Plain>(
-        &self,
-        len: usize,
-        what: &str,
-        job: impl FnOnce(&mut [T]),
-    ) -> Result<(), KernelError> {
-        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = len.saturating_mul(size_of::<T>());
-        let region = match scratch.take() {
-            Some(region) if region.bytes() >= bytes => region,
-            _ => Region::zeroed(bytes, what)?,
-        };
-        job(scratch.insert(region).elements_mut(len));
-        Ok(())
     }
 
     /// The instruction set in use.

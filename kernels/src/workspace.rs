@@ -1,9 +1,10 @@
 //! Memory taken once, before the first step, and added up.
 
 use crate::{
-    KernelError,
+    Element, KernelError,
     buffer::{Buffer, Plain},
     device::Device,
+    linear::Rows,
 };
 
 /// Hands out the buffers of a model's activations at load time and adds up what they cost, so that no step has to
@@ -24,6 +25,18 @@ impl Workspace {
         let buffer = Buffer::zeros(&self.device, len, name)?;
         self.bytes += buffer.bytes();
         Ok(buffer)
+    }
+
+    /// Room for `rows` rows of `inputs` columns; `name` likewise.
+    pub fn rows<T: Element + Plain>(
+        &mut self,
+        name: &'static str,
+        rows: usize,
+        inputs: usize,
+    ) -> Result<Rows<T>, KernelError> {
+        let rows = Rows::zeros(&self.device, rows, inputs, name)?;
+        self.bytes += rows.bytes();
+        Ok(rows)
     }
 
     /// Bytes handed out so far.

@@ -9,10 +9,9 @@ use crate::{
     device::{CpuDevice, Isa},
     element::{bf16, through},
     kv_append::HEAD_DIM_MAX,
-    linear::{BLOCK, Kernels},
+    linear::{BLOCK, Kernels, RowsMut, SharedRows},
     rope::Heads,
     simd::{Lanes, dispatch},
-    sys::SharedMut,
 };
 
 /// Query vectors of one task.
@@ -49,15 +48,15 @@ struct Task {
     query_heads: Range<usize>,
 }
 
-pub(super) fn attention<T: Kernels>(cpu: &CpuDevice, call: &Call<'_, T>, out: &mut [T]) {
+pub(super) fn attention<T: Kernels>(cpu: &CpuDevice, call: &Call<'_, T>, out: RowsMut<'_, T>) {
     let tasks = tasks(call);
-    let (out, isa) = (SharedMut::new(out), cpu.isa());
+    let (out, isa) = (out.shared(), cpu.isa());
     let on_tiles = call.on_tiles(isa);
     cpu.team().for_each(tasks.len(), |at| {
         let (task, out) = (&tasks[at], &out);
         STATE.with_borrow_mut(|state| {
             dispatch!(isa, run::<T>(call: &Call<'_, T>, task: &Task, on_tiles: bool, state: &mut State,
-                out: &SharedMut<'_, T>) [T: Kernels]);
+                out: &SharedRows<'_, T>) [T: Kernels]);
         });
     });
 }
@@ -145,7 +144,7 @@ unsafe fn run<V: Lanes, T: Kernels>(
     task: &Task,
     on_tiles: bool,
     state: &mut State,
-    out: &SharedMut<'_, T>,
+    out: &SharedRows<'_, T>,
 ) {
     let span = &call.spans[task.span];
     let (dim, count) = (call.heads.dim, task.rows.len() * task.query_heads.len());
@@ -189,10 +188,15 @@ unsafe fn run<V: Lanes, T: Kernels>(
         }
         for query in 0..count {
             let (row, head) = place(task, query);
-            let at = ((span.rows.start + row) * call.heads.count + head) * dim;
             let inverse = 1.0 / V::load(state.total[query].as_ptr()).sum();
             // Row and head belong to this task alone.
-            lanes::finish::<V, T>(&state.out[query], inverse, out.range_mut(at..at + dim));
+            lanes::finish::<V, T>(
+                &state.out[query],
+                inverse,
+                out,
+                span.rows.start + row,
+                head * dim..(head + 1) * dim,
+            );
         }
     }
 }

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     Element,
     kv_append::HEAD_DIM_MAX,
-    linear::BLOCK,
+    linear::{BLOCK, SharedRows},
     simd::{Lanes, LanesElement, exp2, exp2_in_range},
 };
 
@@ -126,13 +126,15 @@ pub(super) unsafe fn weigh<V: Lanes, T: LanesElement>(
     unsafe {
         let (scale, base) = (V::splat(scale), V::splat(-state.base[query]));
         let mut sum = V::zero();
-        let mut weigh = |at: usize, hide: Option<&Range<usize>>| {
+        for at in all.clone().step_by(16) {
             let scores = scores.add(at);
             let mut weight = exp2_in_range(V::load(scores).fma(scale, base));
-            if let Some(seen) = hide {
+            if at < seen.start || seen.end < at + 16 {
                 weight.store(scores);
-                for lane in (0..16).filter(|lane| !seen.contains(&(at + lane))) {
-                    *scores.add(lane) = 0.0;
+                for lane in 0..16 {
+                    if !seen.contains(&(at + lane)) {
+                        *scores.add(lane) = 0.0;
+                    }
                 }
                 weight = V::load(scores);
             }
@@ -141,16 +143,12 @@ pub(super) unsafe fn weigh<V: Lanes, T: LanesElement>(
                 true => weight.store_bf16(weights.add(at)),
                 false => T::through_lanes(weight).store(scores),
             }
-        };
-        for at in all.clone().step_by(16) {
-            let is_whole = seen.start <= at && at + 16 <= seen.end;
-            weigh(at, (!is_whole).then_some(&seen));
         }
         if on_tiles {
-            for at in (blocks.start * BLOCK_KEYS..all.start)
-                .step_by(16)
-                .chain((all.end..blocks.end * BLOCK_KEYS).step_by(16))
-            {
+            for at in (blocks.start * BLOCK_KEYS..all.start).step_by(16) {
+                V::zero().store_bf16(weights.add(at));
+            }
+            for at in (all.end..blocks.end * BLOCK_KEYS).step_by(16) {
                 V::zero().store_bf16(weights.add(at));
             }
         }
@@ -240,22 +238,32 @@ pub(super) unsafe fn merge<V: Lanes>(state: &mut State, query: usize, dims: usiz
     }
 }
 
-/// Writes an output, times `factor`.
+/// Writes an output, times `factor`, to columns of a row.
 #[inline(always)]
 pub(super) unsafe fn finish<V: Lanes, T: LanesElement>(
     from: &[f32; HEAD_DIM_MAX],
     factor: f32,
-    out: &mut [T],
+    out: &SharedRows<'_, T>,
+    row: usize,
+    columns: Range<usize>,
 ) {
-    let whole = out.len() / 16 * 16;
-    // SAFETY: whole vectors; V's instruction set is the caller's.
-    unsafe {
-        for at in (0..whole).step_by(16) {
-            T::store_lanes(V::load(from.as_ptr().add(at)).mul(V::splat(factor)), out.as_mut_ptr().add(at));
+    if !columns.start.is_multiple_of(16) {
+        for (input, x) in columns.zip(from) {
+            // SAFETY: row and head belong to the caller's task alone.
+            unsafe { out.part(row, input, 1)[0] = T::round(x * factor) }
         }
+        return;
     }
-    for (to, x) in out[whole..].iter_mut().zip(&from[whole..]) {
-        *to = T::round(x * factor);
+    for at in (0..columns.len()).step_by(16) {
+        let len = 16.min(columns.len() - at);
+        // SAFETY: as above; V's instruction set is the caller's.
+        unsafe {
+            let out = out.part(row, columns.start + at, len);
+            match len {
+                16 => T::store_lanes(V::load(from.as_ptr().add(at)).mul(V::splat(factor)), out.as_mut_ptr()),
+                _ => out.iter_mut().zip(&from[at..]).for_each(|(to, x)| *to = T::round(x * factor)),
+            }
+        }
     }
 }
 

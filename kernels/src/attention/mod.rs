@@ -5,7 +5,7 @@
 //! | `queries` | heads within `[rows, stride]`, f32, rounded to `T` on the way in |
 //! | `cache.pages` | one layer's pages (layout in [`crate::kv_append`]), this step's keys and values included |
 //! | `cache.spans` | rows of each sequence with its context length and its part of `cache.tables` |
-//! | `out` | `[rows, query heads · head_dim]`, `T` |
+//! | `out` | `[rows, query heads · head_dim]`, `T`, in panels (see [`crate::linear::Rows`]) |
 //!
 //! Query head `j` reads KV head `kv_of_query[j]`. The row at position `p` sees keys `0..=p`, with a sliding window of
 //! `w` the last `w` of them: keys `k` with `p - w < k <= p`.
@@ -32,10 +32,10 @@ pub use reference::attention as attention_reference;
 
 use crate::{
     KernelError,
-    buffer::{View, ViewMut},
+    buffer::View,
     device::Device,
     kv_append::PageShape,
-    linear::Kernels,
+    linear::{Kernels, RowsMut},
     rope::Heads,
 };
 
@@ -87,20 +87,21 @@ pub fn attention<T: Kernels>(
     heads: Heads,
     shape: &AttentionShape,
     cache: PagedCache<'_, T>,
-    out: ViewMut<'_, T>,
+    out: RowsMut<'_, T>,
 ) -> Result<(), KernelError> {
     let PagedCache { pages, tables, spans } = cache;
     let rows = heads.rows("attention", queries.len())?;
     KernelError::check_len("attention", "query heads", heads.count, shape.kv_of_query.len())?;
     KernelError::check_len("attention", "query head", heads.dim, shape.pages.head_dim())?;
-    KernelError::check_len("attention", "out", out.len(), rows * heads.count * heads.dim)?;
+    KernelError::check_len("attention", "rows of out", out.rows(), rows)?;
+    KernelError::check_len("attention", "columns of out", out.inputs(), heads.count * heads.dim)?;
     for &kv in &shape.kv_of_query {
         KernelError::check_index("attention", "KV head", kv, shape.pages.kv_heads())?;
     }
     check_spans(shape, spans, rows, tables, pages.len())?;
     let cpu = device.require_cpu("attention")?;
     let call = cpu::Call { queries: queries.host(), heads, shape, pages: pages.host(), tables, spans };
-    cpu::attention(cpu, &call, out.host_mut());
+    cpu::attention(cpu, &call, out);
     Ok(())
 }
 

@@ -4,8 +4,10 @@ use half::bf16;
 
 use super::*;
 use crate::{
+    buffer::ViewMut,
     element::through,
     kv_append::kv_append,
+    linear::Rows,
     testing::{Numbers, assert_same_bits, devices},
 };
 
@@ -106,11 +108,11 @@ fn world<T: Kernels>(device: &Device, case: &Case) -> World<T> {
 
 fn attend<T: Kernels>(device: &Device, world: &World<T>, spans: &[PagedSpan], queries: &[f32]) -> Vec<f32> {
     let width = world.heads.count * world.heads.dim;
-    let mut out = vec![T::round(f32::NAN); queries.len() / world.heads.stride * width];
+    let rows = queries.len() / world.heads.stride;
+    let mut out = Rows::<T>::of(device, &vec![f32::NAN; rows * width], width).unwrap();
     let cache = PagedCache { pages: View::from(&world.pages[..]), tables: &world.tables, spans };
-    attention(device, View::from(queries), world.heads, &world.shape, cache, ViewMut::from(&mut out[..]))
-        .unwrap();
-    out.into_iter().map(|x| x.widen()).collect()
+    attention(device, View::from(queries), world.heads, &world.shape, cache, out.view_mut(rows)).unwrap();
+    out.view(rows).to_vec()
 }
 
 fn against_reference<T: Kernels>(tolerance: f32) {
@@ -323,15 +325,14 @@ fn spans_that_point_outside_are_refused() {
         PagedSpan { rows: 1..2, ..good.clone() },
     ];
     for span in bad {
-        let mut out = vec![0.0f32; world.heads.dim];
+        let mut out = Rows::<f32>::zeros(device, 1, world.heads.dim, "out").unwrap();
         let cache = PagedCache {
             pages: View::from(&world.pages[..]),
             tables: &world.tables,
             spans: std::slice::from_ref(&span),
         };
         let queries = View::from(&world.queries[..]);
-        let result =
-            attention(device, queries, world.heads, &world.shape, cache, ViewMut::from(&mut out[..]));
+        let result = attention(device, queries, world.heads, &world.shape, cache, out.view_mut(1));
         assert!(result.is_err(), "{span:?}");
     }
 }

@@ -109,7 +109,7 @@ pub fn kv_append<T: Element + Plain>(
     for &slot in slots {
         KernelError::check_index("kv_append", "slot", slot as usize, capacity)?;
     }
-    device.require_cpu("kv_append")?;
-    cpu::kv_append(x.host(), keys, values, slots, shape, pages.host_mut());
+    let cpu = device.require_cpu("kv_append")?;
+    cpu::kv_append(cpu, x.host(), [keys, values], slots, shape, pages.host_mut());
     Ok(())
 }

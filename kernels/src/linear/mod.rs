@@ -1,10 +1,11 @@
-//! `y = x · Wᵀ` with weights packed once at load.
+//! `y = x · Wᵀ` with weights packed once at load, and what is done with the sums while they are at hand.
 //!
 //! | argument | shape |
 //! |---|---|
-//! | `x` | `[rows, in]`, `T`, row-major |
+//! | `x` | `[rows, in]`, `T`, in panels (see [`Rows`]) |
 //! | `weight` | `[out, in]`, packed (see [`Weight`]) |
-//! | `y` | `[rows, out]`, f32, overwritten |
+//! | `y` | `[rows, out]`, f32, overwritten by [`linear`] and added to by [`linear_add`] |
+//! | `out` of [`linear_swiglu`] | `[rows, out / 2]`, `T`, in panels: `silu(gate) · up` of a [paired](Weight::paired) matrix |
 //!
 //! **Order of summation**, the same on every instruction set, for any number of rows and any split over threads: per
 //! block of 32 inputs, one chain of fused multiply-adds over the 16 even and one over the 16 odd inputs, both from
@@ -14,23 +15,29 @@
 
 mod cpu;
 pub mod cuda;
+mod finish;
 mod reference;
+mod rows;
 #[cfg(test)]
 mod tests;
 mod tiles;
 
 pub use reference::linear as linear_reference;
+pub(crate) use rows::SharedRows;
+pub use rows::{Rows, RowsMut, RowsView};
 
 use std::{
     ops::Range,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use self::finish::{Add, Gate, Store};
 use crate::{
     Element, KernelError,
-    buffer::{Buffer, Plain, View, ViewMut},
-    device::Device,
+    buffer::{Buffer, Plain, ViewMut},
+    device::{CpuDevice, Device},
     simd::LanesElement,
+    sys::SharedMut,
 };
 
 /// Inputs summed in one pair of chains.
@@ -46,6 +53,8 @@ pub struct Weight<T> {
     data: Buffer<T>,
     outputs: usize,
     inputs: usize,
+    /// Outputs of each of the two matrices that it pairs.
+    paired: Option<usize>,
 }
 
 impl<T: Element + Plain> Weight<T> {
@@ -58,7 +67,16 @@ impl<T: Element + Plain> Weight<T> {
                 operation: "linear",
                 reason: format!("{what}: {outputs} x {inputs} elements overflow"),
             })?;
-        Ok(Weight { data: Buffer::zeros(device, elements, what)?, outputs, inputs })
+        Ok(Weight { data: Buffer::zeros(device, elements, what)?, outputs, inputs, paired: None })
+    }
+
+    /// Two matrices of zeros, `[width, in]` each, whose groups hold 16 outputs of one beside the same 16 of the other:
+    /// gates and ups, for [`linear_swiglu`].
+    pub fn paired(device: &Device, width: usize, inputs: usize, what: &str) -> Result<Self, KernelError> {
+        let outputs = width.checked_next_multiple_of(GROUP / 2).and_then(|width| width.checked_mul(2));
+        let mut weight = Weight::zeros(device, outputs.unwrap_or(usize::MAX), inputs, what)?;
+        weight.paired = Some(width);
+        Ok(weight)
     }
 
     /// Rows of the matrix, the width of `y`.
@@ -77,27 +95,36 @@ impl<T: Element + Plain> Weight<T> {
     }
 
     /// Writes all rows, read group by group by the threads of `device`: `read(rows, values)` fills `values`, row-major,
-    /// with the given rows (at most 32). Values are rounded to `T`. The first error ends the filling.
+    /// with the given rows (at most 32). Rows of a paired matrix are those of the first and then those of the second.
+    /// Values are rounded to `T`. The first error ends the filling.
     pub fn fill<E: Send>(
         &mut self,
         device: &Device,
         read: impl Fn(Range<usize>, &mut [f32]) -> Result<(), E> + Sync,
     ) -> Result<(), E> {
-        let (outputs, inputs) = (self.outputs, self.inputs);
+        let (outputs, inputs, paired) = (self.outputs, self.inputs, self.paired);
         if outputs == 0 || inputs == 0 {
             return Ok(());
         }
         let failure = Mutex::new(None);
         let stride = inputs.div_ceil(BLOCK) * 2 * TILE;
         let fill_group = |group: usize, packed: &mut [T]| {
-            let rows = group * GROUP..outputs.min((group + 1) * GROUP);
-            let mut values = vec![0.0; rows.len() * inputs];
-            if lock(&failure).is_some() {
-                return;
-            }
-            match read(rows, &mut values) {
-                Ok(()) => pack_group(packed, &values, inputs),
-                Err(error) => drop(lock(&failure).get_or_insert(error)),
+            let pieces = match paired {
+                None => [(0, group * GROUP..outputs.min((group + 1) * GROUP)), (0, 0..0)],
+                Some(width) => {
+                    let of_one = group * GROUP / 2..width.min((group + 1) * GROUP / 2);
+                    [(0, of_one.clone()), (GROUP / 2, width + of_one.start..width + of_one.end)]
+                }
+            };
+            for (first, rows) in pieces.into_iter().filter(|(_, rows)| !rows.is_empty()) {
+                let mut values = vec![0.0; rows.len() * inputs];
+                if lock(&failure).is_some() {
+                    return;
+                }
+                match read(rows, &mut values) {
+                    Ok(()) => pack_rows(packed, first, &values, inputs),
+                    Err(error) => drop(lock(&failure).get_or_insert(error)),
+                }
             }
         };
         let data = self.data.as_mut_slice();
@@ -124,14 +151,18 @@ impl<T: Element + Plain> Weight<T> {
         }
     }
 
+    fn groups(&self) -> usize {
+        self.outputs.div_ceil(GROUP)
+    }
+
     pub(crate) fn packed(&self) -> &[T] {
         self.data.as_slice()
     }
 }
 
-/// Up to 32 rows, row-major, into their group of the packed layout.
-fn pack_group<T: Element>(packed: &mut [T], values: &[f32], inputs: usize) {
-    for (row, values) in values.chunks_exact(inputs).enumerate() {
+/// Rows, row-major, into their group of the packed layout, from its row `first` on.
+fn pack_rows<T: Element>(packed: &mut [T], first: usize, values: &[f32], inputs: usize) {
+    for (row, values) in (first..).zip(values.chunks_exact(inputs)) {
         let (even, odd) = (T::pair_offset(row % 16, 0), T::pair_offset(row % 16, 1));
         for (block, values) in values.chunks(BLOCK).enumerate() {
             let tile = &mut packed[(2 * block + row / 16) * TILE..][..TILE];
@@ -152,29 +183,65 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// `y = x · weightᵀ`; see the module for shapes and the order of summation.
 pub fn linear<T: Kernels>(
     device: &Device,
-    x: View<'_, T>,
+    x: RowsView<'_, T>,
     weight: &Weight<T>,
     y: ViewMut<'_, f32>,
 ) -> Result<(), KernelError> {
-    let rows = y.len().checked_div(weight.outputs).unwrap_or(0);
-    KernelError::check_len("linear", "y", y.len(), rows * weight.outputs)?;
-    if weight.outputs == 0 {
-        return Ok(());
-    }
-    KernelError::check_len("linear", "x", x.len(), rows * weight.inputs)?;
-    let cpu = device.require_cpu("linear")?;
-    if weight.inputs == 0 {
+    let Some(cpu) = check(device, x, weight, y.len(), weight.outputs)? else {
         // A rank may own no inputs at all; its part of the sum is zero.
         y.host_mut().fill(0.0);
         return Ok(());
-    }
-    cpu::linear(cpu, x.host(), weight, y.host_mut())
+    };
+    cpu::linear(cpu, x, weight, &Store { y: SharedMut::new(y.host_mut()), outputs: weight.outputs });
+    Ok(())
 }
 
-/// Takes the scratch memory that calls with up to `rows` rows of `inputs` elements use on `device`, so that no step has
-/// to; returns its bytes.
-pub fn reserve<T: Kernels>(device: &Device, rows: usize, inputs: usize) -> Result<u64, KernelError> {
-    cpu::reserve::<T>(device.require_cpu("linear")?, rows, inputs)
+/// `y += x · weightᵀ`: the sum first, as [`linear`] makes it.
+pub fn linear_add<T: Kernels>(
+    device: &Device,
+    x: RowsView<'_, T>,
+    weight: &Weight<T>,
+    y: ViewMut<'_, f32>,
+) -> Result<(), KernelError> {
+    let Some(cpu) = check(device, x, weight, y.len(), weight.outputs)? else { return Ok(()) };
+    cpu::linear(cpu, x, weight, &Add { y: SharedMut::new(y.host_mut()), outputs: weight.outputs });
+    Ok(())
+}
+
+/// `out = silu(x · gateᵀ) · (x · upᵀ)`, rounded to `T`, of a [paired](Weight::paired) matrix.
+pub fn linear_swiglu<T: Kernels>(
+    device: &Device,
+    x: RowsView<'_, T>,
+    gate_up: &Weight<T>,
+    out: RowsMut<'_, T>,
+) -> Result<(), KernelError> {
+    let width = gate_up.paired.ok_or_else(|| KernelError::Unsupported {
+        operation: "linear",
+        reason: "a matrix that is not paired has no gates".to_owned(),
+    })?;
+    KernelError::check_len("linear", "columns of out", out.inputs(), width)?;
+    let Some(cpu) = check(device, x, gate_up, out.rows() * width, width)? else {
+        return Err(KernelError::Unsupported {
+            operation: "linear",
+            reason: "gates without inputs".to_owned(),
+        });
+    };
+    cpu::linear(cpu, x, gate_up, &Gate { out: out.shared() });
+    Ok(())
+}
+
+/// Refuses shapes that do not fit; `None` where there are no inputs, and so nothing to sum.
+fn check<'a, T: Kernels>(
+    device: &'a Device,
+    x: RowsView<'_, T>,
+    weight: &Weight<T>,
+    elements: usize,
+    width: usize,
+) -> Result<Option<&'a CpuDevice>, KernelError> {
+    let cpu = device.require_cpu("linear")?;
+    KernelError::check_len("linear", "columns of x", x.inputs(), weight.inputs)?;
+    KernelError::check_len("linear", "y", elements, x.rows() * width)?;
+    Ok((weight.inputs > 0).then_some(&**cpu))
 }
 
 /// Storage types for which every kernel is compiled: all of [`Element`]'s.

@@ -4,7 +4,7 @@
 use crate::{
     device::CpuDevice,
     element::through,
-    linear::Kernels,
+    linear::{Kernels, RowsMut, SharedRows},
     simd::{Lanes, LanesElement, dispatch},
     sys::SharedMut,
 };
@@ -15,18 +15,18 @@ pub(super) fn rms_norm<T: Kernels>(
     delta: Option<&[f32]>,
     weight: &[f32],
     eps: f32,
-    out: &mut [T],
+    out: RowsMut<'_, T>,
 ) {
-    let width = weight.len();
-    let rows = residual.len().checked_div(width).unwrap_or(0);
-    let (residual, out, isa) = (SharedMut::new(residual), SharedMut::new(out), cpu.isa());
+    let (width, rows) = (weight.len(), out.rows());
+    let (residual, out, isa) = (SharedMut::new(residual), &out.shared(), cpu.isa());
     cpu.team().for_each(rows, |row| {
         let range = row * width..(row + 1) * width;
         let delta = delta.map(|delta| &delta[range.clone()]);
         // SAFETY: each row is visited by one member only.
-        let (x, out) = unsafe { (residual.range_mut(range.clone()), out.range_mut(range)) };
-        dispatch!(isa, one_row::<T>(x: &mut [f32], delta: Option<&[f32]>, weight: &[f32], eps: f32, out: &mut [T])
-            [T: LanesElement]);
+        let x = unsafe { residual.range_mut(range) };
+        let factors = (weight, eps);
+        dispatch!(isa, one_row::<T>(x: &mut [f32], delta: Option<&[f32]>, factors: (&[f32], f32),
+            out: &SharedRows<'_, T>, row: usize) [T: LanesElement]);
     });
 }
 
@@ -34,36 +34,45 @@ pub(super) fn rms_norm<T: Kernels>(
 unsafe fn one_row<V: Lanes, T: LanesElement>(
     x: &mut [f32],
     delta: Option<&[f32]>,
-    weight: &[f32],
-    eps: f32,
-    out: &mut [T],
+    (weight, eps): (&[f32], f32),
+    out: &SharedRows<'_, T>,
+    row: usize,
 ) {
-    if let Some(delta) = delta {
-        x.iter_mut().zip(delta).for_each(|(x, delta)| *x += delta);
-    }
     // SAFETY: whole chunks of 16; the caller's instruction set is V's.
     let sum = unsafe {
         let mut squares = V::zero();
-        let (chunks, rest) = x.as_chunks::<16>();
-        for chunk in chunks {
-            let x = V::load(chunk.as_ptr());
+        let whole = x.len() / 16 * 16;
+        for at in (0..whole).step_by(16) {
+            let chunk = x.as_mut_ptr().add(at);
+            let mut x = V::load(chunk);
+            if let Some(delta) = delta {
+                x = x.add(V::load(delta.as_ptr().add(at)));
+                x.store(chunk);
+            }
             squares = x.fma(x, squares);
         }
+        if let Some(delta) = delta {
+            x[whole..].iter_mut().zip(&delta[whole..]).for_each(|(x, delta)| *x += delta);
+        }
         let mut last = [0.0; 16];
-        last[..rest.len()].copy_from_slice(rest);
+        last[..x.len() - whole].copy_from_slice(&x[whole..]);
         let x = V::load(last.as_ptr());
         x.fma(x, squares).sum()
     };
     let scale = 1.0 / (sum / x.len() as f32 + eps).sqrt();
-    let whole = x.len() / 16 * 16;
-    // SAFETY: `weight` and `out` are as long as `x`.
-    unsafe {
-        for at in (0..whole).step_by(16) {
-            let normal = T::through_lanes(V::load(x.as_ptr().add(at)).mul(V::splat(scale)));
-            T::store_lanes(normal.mul(V::load(weight.as_ptr().add(at))), out.as_mut_ptr().add(at));
+    for at in (0..x.len()).step_by(16) {
+        let len = 16.min(x.len() - at);
+        // SAFETY: `weight` is as long as `x`; the caller's row belongs to this member alone.
+        unsafe {
+            let out = out.part(row, at, len);
+            if len == 16 {
+                let normal = T::through_lanes(V::load(x.as_ptr().add(at)).mul(V::splat(scale)));
+                T::store_lanes(normal.mul(V::load(weight.as_ptr().add(at))), out.as_mut_ptr());
+                continue;
+            }
+            for ((x, weight), out) in x[at..].iter().zip(&weight[at..]).zip(out) {
+                *out = T::round(through::<T>(x * scale) * weight);
+            }
         }
-    }
-    for ((x, weight), out) in x[whole..].iter().zip(&weight[whole..]).zip(&mut out[whole..]) {
-        *out = T::round(through::<T>(x * scale) * weight);
     }
 }

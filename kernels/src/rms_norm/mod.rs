@@ -9,7 +9,7 @@
 //! | `residual` | `[rows, width]`, f32, updated |
 //! | `delta` | `[rows, width]`, f32, or none |
 //! | `weight` | `[width]`, f32 |
-//! | `out` | `[rows, width]`, `T` |
+//! | `out` | `[rows, width]`, `T`, in panels (see [`crate::linear::Rows`]) |
 //!
 //! The sum of squares runs in 16 lanes, folded 8, 4, 2, 1 apart at the end.
 
@@ -25,7 +25,7 @@ use crate::{
     KernelError,
     buffer::{View, ViewMut},
     device::Device,
-    linear::Kernels,
+    linear::{Kernels, RowsMut},
 };
 
 /// Adds and normalises; see the module.
@@ -35,16 +35,17 @@ pub fn rms_norm<T: Kernels>(
     delta: Option<View<'_, f32>>,
     weight: View<'_, f32>,
     eps: f32,
-    out: ViewMut<'_, T>,
+    out: RowsMut<'_, T>,
 ) -> Result<(), KernelError> {
     let width = weight.len();
     let rows = residual.len().checked_div(width).unwrap_or(0);
     KernelError::check_len("rms_norm", "residual", residual.len(), rows * width)?;
-    KernelError::check_len("rms_norm", "out", out.len(), rows * width)?;
+    KernelError::check_len("rms_norm", "rows of out", out.rows(), rows)?;
+    KernelError::check_len("rms_norm", "columns of out", out.inputs(), width)?;
     if let Some(delta) = &delta {
         KernelError::check_len("rms_norm", "delta", delta.len(), rows * width)?;
     }
     let cpu = device.require_cpu("rms_norm")?;
-    cpu::rms_norm(cpu, residual.host_mut(), delta.map(View::host), weight.host(), eps, out.host_mut());
+    cpu::rms_norm(cpu, residual.host_mut(), delta.map(View::host), weight.host(), eps, out);
     Ok(())
 }

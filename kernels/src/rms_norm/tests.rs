@@ -1,6 +1,7 @@
 use half::bf16;
 
 use super::*;
+use crate::linear::Rows;
 use crate::testing::{Numbers, assert_same_bits, devices};
 
 fn run<T: Kernels>(tolerance: f32) {
@@ -10,12 +11,12 @@ fn run<T: Kernels>(tolerance: f32) {
         let mut first: Option<Vec<f32>> = None;
         for device in devices() {
             for delta in [None, Some(&delta[..])] {
-                let (mut residual, mut out) = (x.clone(), vec![T::default(); rows * width]);
+                let mut residual = x.clone();
+                let mut out = Rows::<T>::zeros(&device, rows, width, "out").unwrap();
                 let view = ViewMut::from(&mut residual[..]);
                 let weights = View::from(&weight[..]);
-                rms_norm(&device, view, delta.map(View::from), weights, 1e-5, ViewMut::from(&mut out[..]))
-                    .unwrap();
-                let out: Vec<f32> = out.into_iter().map(|x| x.widen()).collect();
+                rms_norm(&device, view, delta.map(View::from), weights, 1e-5, out.view_mut(rows)).unwrap();
+                let out = out.view(rows).to_vec();
                 for row in 0..rows {
                     let range = row * width..(row + 1) * width;
                     let mut expected_residual = x[range.clone()].to_vec();

@@ -101,22 +101,42 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
-        unsafe { fold(self.0, |a, b| _mm512_add_ps(a, b)) }
+        unsafe {
+            let x = _mm512_add_ps(self.0, half(self.0));
+            let x = _mm512_add_ps(x, quarter(x));
+            let x = _mm512_add_ps(x, two(x));
+            _mm512_cvtss_f32(_mm512_add_ps(x, one(x)))
+        }
     }
     #[inline(always)]
     unsafe fn largest(self) -> f32 {
-        unsafe { fold(self.0, |a, b| _mm512_max_ps(a, b)) }
+        unsafe {
+            let x = _mm512_max_ps(self.0, half(self.0));
+            let x = _mm512_max_ps(x, quarter(x));
+            let x = _mm512_max_ps(x, two(x));
+            _mm512_cvtss_f32(_mm512_max_ps(x, one(x)))
+        }
     }
 }
 
-/// Halves folded onto each other: lanes 8, 4, 2 and 1 apart.
+// Lanes 8, 4, 2 and 1 further on, where the lower ones are. Not by closures: see `dispatch!`.
+
 #[inline(always)]
-unsafe fn fold(x: __m512, join: impl Fn(__m512, __m512) -> __m512) -> f32 {
-    unsafe {
-        let x = join(x, _mm512_shuffle_f32x4::<0b00_00_11_10>(x, x));
-        let x = join(x, _mm512_shuffle_f32x4::<0b00_00_00_01>(x, x));
-        let x = join(x, _mm512_permute_ps::<0b00_00_11_10>(x));
-        let x = join(x, _mm512_permute_ps::<0b00_00_00_01>(x));
-        _mm512_cvtss_f32(x)
-    }
+unsafe fn half(x: __m512) -> __m512 {
+    unsafe { _mm512_shuffle_f32x4::<0b00_00_11_10>(x, x) }
+}
+
+#[inline(always)]
+unsafe fn quarter(x: __m512) -> __m512 {
+    unsafe { _mm512_shuffle_f32x4::<0b00_00_00_01>(x, x) }
+}
+
+#[inline(always)]
+unsafe fn two(x: __m512) -> __m512 {
+    unsafe { _mm512_permute_ps::<0b00_00_11_10>(x) }
+}
+
+#[inline(always)]
+unsafe fn one(x: __m512) -> __m512 {
+    unsafe { _mm512_permute_ps::<0b00_00_00_01>(x) }
 }

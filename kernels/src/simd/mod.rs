@@ -109,11 +109,6 @@ pub(crate) trait LanesElement: crate::Element {
     /// # Safety
     /// As [`Lanes`]; `to` is valid for 16 elements.
     unsafe fn store_lanes<V: Lanes>(lanes: V, to: *mut Self);
-
-    /// The same elements where they are BF16, for which there are tiles.
-    fn as_bf16(_elements: &[Self]) -> Option<&[bf16]> {
-        None
-    }
 }
 
 impl LanesElement for f32 {
@@ -148,15 +143,12 @@ impl LanesElement for bf16 {
     unsafe fn store_lanes<V: Lanes>(lanes: V, to: *mut bf16) {
         unsafe { lanes.store_bf16(to) }
     }
-
-    fn as_bf16(elements: &[bf16]) -> Option<&[bf16]> {
-        Some(elements)
-    }
 }
 
 /// Calls `$function::<L, ..>($args)` with the lanes of `$isa`, compiled for that instruction set.
 ///
-/// `$function` must be `#[inline(always)] unsafe fn f<V: Lanes, ..>(..)`.
+/// `$function` must be `#[inline(always)] unsafe fn f<V: Lanes, ..>(..)`, and so must be whatever it calls with lanes. No
+/// closure may work with lanes: it is compiled by itself, for the plainest instruction set.
 macro_rules! dispatch {
     ($isa:expr, $function:ident ::<$($generic:ty),*> ( $($arg:ident : $type:ty),* $(,)? ) [$($bound:tt)*] ) => {{
         #[cfg(target_arch = "x86_64")]

@@ -5,7 +5,7 @@ use std::{ffi::c_void, ptr::NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use crate::{KernelError, buffer::Plain};
+use crate::KernelError;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
@@ -58,14 +58,6 @@ impl Region {
     /// First byte.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
-    }
-
-    /// The first `len` elements. Panics when the region is smaller.
-    pub(crate) fn elements_mut<T: Plain>(&mut self, len: usize) -> &mut [T] {
-        assert!(len.checked_mul(size_of::<T>()).is_some_and(|bytes| bytes <= self.bytes));
-        // SAFETY: in bounds by the assertion, page-aligned, exclusively borrowed; zeros and whatever other Plain
-        // types left there are values of T.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), len) }
     }
 
     /// Usable size.

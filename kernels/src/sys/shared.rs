@@ -29,12 +29,4 @@ impl<'a, T> SharedMut<'a, T> {
         // SAFETY: in bounds by the assertion, unaliased by the caller's contract, borrowed for 'a.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
-
-    /// Address of a part of the slice, of which the caller writes only elements that are its own. Panics when the
-    /// part exceeds the slice.
-    pub(crate) fn pointer(&self, range: Range<usize>) -> *mut T {
-        assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: in bounds by the assertion.
-        unsafe { self.start.add(range.start) }
-    }
 }

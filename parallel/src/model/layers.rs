@@ -4,13 +4,13 @@ use std::{num::NonZeroUsize, ops::Range};
 
 use consort_kernels::{
     attention::{AttentionShape, PagedCache, PagedSpan, attention},
-    buffer::Buffer,
+    buffer::{Buffer, View},
     device::Device,
     embedding::embedding,
     kv_append::{PageShape, kv_append},
-    linear::{Weight, linear},
+    linear::{Rows, RowsView, Weight, linear, linear_add, linear_swiglu},
+    rms_norm::rms_norm,
     rope::{Heads, Pairs, rope, rope_angles},
-    swiglu::swiglu,
     workspace::Workspace,
 };
 
@@ -136,20 +136,20 @@ impl StepGeometry {
 
 /// Activations of one rank, sized for the largest step.
 pub(super) struct Activations<T> {
-    /// `[tokens, hidden]`: the residual stream.
+    /// `[tokens, hidden]`: the residual stream, without what stands in `delta`.
     pub(super) residual: Buffer<f32>,
-    /// `[tokens, hidden]`: what a layer adds to it.
-    pub(super) delta: Buffer<f32>,
+    /// `[tokens, hidden]`: the sum over ranks of what a layer adds to it. A rank alone adds without it.
+    delta: Buffer<f32>,
+    /// Whether it is still to be added.
+    has_delta: bool,
     /// `[tokens, hidden]`: normalised input of a layer.
-    pub(super) normed: Buffer<T>,
+    normed: Rows<T>,
     /// `[tokens, (query + 2 · KV heads) · head]`.
     qkv: Buffer<f32>,
     /// `[tokens, query heads · head]`.
-    attended: Buffer<T>,
-    /// `[tokens, 2 · columns]`.
-    gate_up: Buffer<f32>,
+    attended: Rows<T>,
     /// `[tokens, columns]`.
-    activated: Buffer<T>,
+    activated: Rows<T>,
 }
 
 impl<T: KvElement> Activations<T> {
@@ -158,20 +158,80 @@ impl<T: KvElement> Activations<T> {
         config: &ModelConfig,
         share: &Share,
         tokens: usize,
+        ranks: usize,
     ) -> Result<Self, LoadError> {
         let queries = share.query_heads.len() * config.head_dim;
         let keys = share.kv_heads.len() * config.head_dim;
-        let columns = share.columns.len();
+        let delta = if ranks > 1 { tokens * config.hidden_size } else { 0 };
         Ok(Activations {
             residual: workspace.buffer("residual", tokens * config.hidden_size)?,
-            delta: workspace.buffer("delta", tokens * config.hidden_size)?,
-            normed: workspace.buffer("normed", tokens * config.hidden_size)?,
+            delta: workspace.buffer("delta", delta)?,
+            has_delta: false,
+            normed: workspace.rows("normed", tokens, config.hidden_size)?,
             qkv: workspace.buffer("qkv", tokens * (queries + 2 * keys))?,
-            attended: workspace.buffer("attended", tokens * queries)?,
-            gate_up: workspace.buffer("gate and up", tokens * 2 * columns)?,
-            activated: workspace.buffer("activated", tokens * columns)?,
+            attended: workspace.rows("attended", tokens, queries)?,
+            activated: workspace.rows("activated", tokens, share.columns.len())?,
         })
     }
+
+    /// Nothing is to be added to the residual stream: a step begins.
+    pub(super) fn restart(&mut self) {
+        self.has_delta = false;
+    }
+
+    /// Takes over what is to be added to the first `rows` rows, and normalises them.
+    pub(super) fn normalise(
+        &mut self,
+        device: &Device,
+        rows: usize,
+        weight: &[f32],
+        eps: f32,
+    ) -> Result<(), ModelError> {
+        let (len, weight) = (rows * weight.len(), View::from(weight));
+        let delta = self.has_delta.then(|| self.delta.view(0..len));
+        let residual = self.residual.view_mut(0..len);
+        rms_norm(device, residual, delta, weight, eps, self.normed.view_mut(rows))?;
+        self.has_delta = false;
+        Ok(())
+    }
+
+    /// Moves the given rows to the front; they are ascending.
+    pub(super) fn gather(&mut self, rows: &[usize], width: usize) {
+        let mut streams = vec![self.residual.as_mut_slice()];
+        if self.has_delta {
+            streams.push(self.delta.as_mut_slice());
+        }
+        // A row moves only to places that were read before.
+        for stream in streams {
+            for (to, &from) in rows.iter().enumerate() {
+                stream.copy_within(from * width..(from + 1) * width, to * width);
+            }
+        }
+    }
+
+    /// The normalised rows.
+    pub(super) fn normed(&self, rows: usize) -> RowsView<'_, T> {
+        self.normed.view(rows)
+    }
+}
+
+/// Adds the product of `x` and a layer's last matrix, summed over ranks, to the residual stream, or leaves the sum in
+/// `delta` for [`Activations::normalise`].
+fn end_layer<T: KvElement>(
+    device: &Device,
+    x: RowsView<'_, T>,
+    weight: &Weight<T>,
+    (residual, delta, has_delta): (&mut Buffer<f32>, &mut Buffer<f32>, &mut bool),
+    comm: &mut dyn Collective,
+) -> Result<(), ModelError> {
+    let len = x.rows() * weight.outputs();
+    if comm.size() == 1 {
+        return Ok(linear_add(device, x, weight, residual.view_mut(0..len))?);
+    }
+    linear(device, x, weight, delta.view_mut(0..len))?;
+    comm.all_reduce_sum(delta.view_mut(0..len).host_mut())?;
+    *has_delta = true;
+    Ok(())
 }
 
 /// Grouped-query attention over the heads of one rank.
@@ -234,7 +294,7 @@ impl<T: KvElement> ParallelAttention<T> {
         })
     }
 
-    /// From `normed` to `delta`, whole on every rank.
+    /// From the normalised rows to the residual stream.
     pub(super) fn forward(
         &self,
         device: &Device,
@@ -245,9 +305,8 @@ impl<T: KvElement> ParallelAttention<T> {
     ) -> Result<(), ModelError> {
         let GroupGeometry { slots, tables } = &geometry.groups[self.place.group];
         let rows = slots.len();
-        let (hidden, wide) = (rows * self.qkv.inputs(), rows * self.qkv.outputs());
-        let attended = rows * self.output.inputs();
-        linear(device, act.normed.view(0..hidden), &self.qkv, act.qkv.view_mut(0..wide))?;
+        let wide = rows * self.qkv.outputs();
+        linear(device, act.normed.view(rows), &self.qkv, act.qkv.view_mut(0..wide))?;
         let angles = rows * geometry.frequencies.len();
         for heads in [self.queries, self.keys] {
             let (cos, sin) = (geometry.cos.view(0..angles), geometry.sin.view(0..angles));
@@ -258,10 +317,9 @@ impl<T: KvElement> ParallelAttention<T> {
         let storage = pages.buffer.view_mut(pages.range.clone());
         kv_append(device, qkv, self.keys, self.values, slots, self.shape.pages, storage)?;
         let cache = PagedCache { pages: pages.buffer.view(pages.range), tables, spans: &geometry.spans };
-        attention(device, qkv, self.queries, &self.shape, cache, act.attended.view_mut(0..attended))?;
-        let out = rows * self.output.outputs();
-        linear(device, act.attended.view(0..attended), &self.output, act.delta.view_mut(0..out))?;
-        reduce(&mut act.delta, out, comm)
+        attention(device, qkv, self.queries, &self.shape, cache, act.attended.view_mut(rows))?;
+        let stream = (&mut act.residual, &mut act.delta, &mut act.has_delta);
+        end_layer(device, act.attended.view(rows), &self.output, stream, comm)
     }
 
     pub(super) fn weight_bytes(&self) -> u64 {
@@ -286,14 +344,14 @@ impl<T: KvElement> ParallelMlp<T> {
         let name = |projection: &str| format!("{prefix}.{projection}.weight");
         let (gate, up, down) = (name("gate_proj"), name("up_proj"), name("down_proj"));
         let part = |name| Part { name, rows: share.columns.clone(), cols: 0..config.hidden_size };
-        let gate_up = loader.matrix(&gate, &[part(&gate), part(&up)])?;
+        let gate_up = loader.gates(&gate, [part(&gate), part(&up)])?;
         let columns = share.columns.clone();
         let down =
             loader.matrix(&down, &[Part { name: &down, rows: 0..config.hidden_size, cols: columns }])?;
         Ok(ParallelMlp { gate_up, down })
     }
 
-    /// From `normed` to `delta`, whole on every rank.
+    /// From the normalised rows to the residual stream.
     pub(super) fn forward(
         &self,
         device: &Device,
@@ -301,13 +359,9 @@ impl<T: KvElement> ParallelMlp<T> {
         rows: usize,
         comm: &mut dyn Collective,
     ) -> Result<(), ModelError> {
-        let (hidden, wide) = (rows * self.gate_up.inputs(), rows * self.gate_up.outputs());
-        let (columns, out) = (rows * self.down.inputs(), rows * self.down.outputs());
-        linear(device, act.normed.view(0..hidden), &self.gate_up, act.gate_up.view_mut(0..wide))?;
-        let activated = act.activated.view_mut(0..columns);
-        swiglu(device, act.gate_up.view(0..wide), self.down.inputs(), activated)?;
-        linear(device, act.activated.view(0..columns), &self.down, act.delta.view_mut(0..out))?;
-        reduce(&mut act.delta, out, comm)
+        linear_swiglu(device, act.normed.view(rows), &self.gate_up, act.activated.view_mut(rows))?;
+        let stream = (&mut act.residual, &mut act.delta, &mut act.has_delta);
+        end_layer(device, act.activated.view(rows), &self.down, stream, comm)
     }
 
     pub(super) fn weight_bytes(&self) -> u64 {
@@ -344,11 +398,11 @@ impl LogitGather {
     pub(super) fn forward<T: KvElement>(
         &mut self,
         device: &Device,
-        hidden: consort_kernels::buffer::View<'_, T>,
+        hidden: RowsView<'_, T>,
         head: &Weight<T>,
         comm: &mut dyn Collective,
     ) -> Result<&mut [f32], ModelError> {
-        let rows = hidden.len() / head.inputs();
+        let rows = hidden.rows();
         let vocabulary: usize = self.sizes.iter().sum();
         if self.sizes.len() == 1 {
             linear(device, hidden, head, self.logits.view_mut(0..rows * vocabulary))?;

@@ -4,10 +4,8 @@
 use std::ops::Range;
 
 use consort_kernels::{
-    buffer::{Buffer, View},
     device::Device,
-    linear::{self, Weight},
-    rms_norm::rms_norm,
+    linear::{Rows, Weight},
     workspace::Workspace,
 };
 
@@ -39,9 +37,10 @@ pub(super) struct Llama<T> {
     head: Option<Weight<T>>,
     geometry: StepGeometry,
     activations: Activations<T>,
-    /// `[output rows, hidden]`: normalised hidden states kept for [`HostModel::logits`].
-    kept: Buffer<T>,
+    /// Output rows whose normalised hidden states are kept for [`HostModel::logits`].
     kept_rows: usize,
+    /// `[rows of logits made at a time, hidden]`: some of them.
+    asked: Rows<T>,
     gather: LogitGather,
     kv_layout: KvLayout,
     max_batch_tokens: usize,
@@ -92,11 +91,9 @@ impl<T: KvElement> Llama<T> {
         let tokens = options.max_batch_tokens;
         let mut workspace = Workspace::new(device);
         let geometry = StepGeometry::new(&mut workspace, config, groups.count(), tokens)?;
-        let activations = Activations::new(&mut workspace, config, share, tokens)?;
-        let kept = workspace.buffer("kept hidden states", tokens * config.hidden_size)?;
-        let widest =
-            config.hidden_size.max(share.columns.len()).max(share.query_heads.len() * config.head_dim);
-        let packed_bytes = linear::reserve::<T>(device, tokens, widest)?;
+        let ranks = partition.shares().len();
+        let activations = Activations::new(&mut workspace, config, share, tokens, ranks)?;
+        let asked = workspace.rows("rows of logits", LogitGather::ROWS_MAX, config.hidden_size)?;
         let sizes = partition.shares().iter().map(|share| share.vocabulary.len()).collect();
         let gather = LogitGather::new(&mut workspace, sizes, rank.index())?;
         Ok(Llama {
@@ -108,30 +105,20 @@ impl<T: KvElement> Llama<T> {
             head,
             geometry,
             activations,
-            kept,
             kept_rows: 0,
+            asked,
             gather,
             kv_layout,
             max_batch_tokens: tokens,
-            workspace_bytes: workspace.bytes() + packed_bytes,
+            workspace_bytes: workspace.bytes(),
         })
     }
 
-    /// Adds the last layer's delta to the residual of the output rows and keeps them normalised.
+    /// Keeps the output rows, normalised.
     fn keep_outputs(&mut self, output_rows: &[usize]) -> Result<(), ModelError> {
-        let width = self.config.hidden_size;
-        let (residual, delta) =
-            (self.activations.residual.as_mut_slice(), self.activations.delta.as_mut_slice());
-        // Rows are ascending, so a row moves only to places that were read before.
-        for (to, &from) in output_rows.iter().enumerate() {
-            residual.copy_within(from * width..(from + 1) * width, to * width);
-            delta.copy_within(from * width..(from + 1) * width, to * width);
-        }
-        let len = output_rows.len() * width;
-        let delta = Some(self.activations.delta.view(0..len));
-        let (weight, eps) = (View::from(&self.final_norm[..]), self.config.rms_norm_eps);
-        let residual = self.activations.residual.view_mut(0..len);
-        rms_norm(&self.device, residual, delta, weight, eps, self.kept.view_mut(0..len))?;
+        let act = &mut self.activations;
+        act.gather(output_rows, self.config.hidden_size);
+        act.normalise(&self.device, output_rows.len(), &self.final_norm, self.config.rms_norm_eps)?;
         self.kept_rows = output_rows.len();
         Ok(())
     }
@@ -173,32 +160,16 @@ impl<T: KvElement> HostModel for Llama<T> {
             drawn: 0,
         })?;
         let (device, rows) = (self.device.clone(), batch.tokens.len());
-        let (len, eps) = (rows * self.config.hidden_size, self.config.rms_norm_eps);
+        let eps = self.config.rms_norm_eps;
         self.kept_rows = 0;
         self.geometry.prepare(&device, batch, block_size)?;
         let act = &mut self.activations;
+        act.restart();
         self.embedding.forward(&device, &batch.tokens, &mut act.residual, comm)?;
-        for (at, layer) in self.layers.iter().enumerate() {
-            let delta = (at > 0).then(|| act.delta.view(0..len));
-            let weight = View::from(&layer.attention_norm[..]);
-            rms_norm(
-                &device,
-                act.residual.view_mut(0..len),
-                delta,
-                weight,
-                eps,
-                act.normed.view_mut(0..len),
-            )?;
+        for layer in &self.layers {
+            act.normalise(&device, rows, &layer.attention_norm, eps)?;
             layer.attention.forward(&device, act, &self.geometry, kv, comm)?;
-            let (delta, weight) = (Some(act.delta.view(0..len)), View::from(&layer.mlp_norm[..]));
-            rms_norm(
-                &device,
-                act.residual.view_mut(0..len),
-                delta,
-                weight,
-                eps,
-                act.normed.view_mut(0..len),
-            )?;
+            act.normalise(&device, rows, &layer.mlp_norm, eps)?;
             layer.mlp.forward(&device, act, rows, comm)?;
         }
         self.keep_outputs(&batch.output_rows)
@@ -206,9 +177,10 @@ impl<T: KvElement> HostModel for Llama<T> {
 
     fn logits(&mut self, rows: Range<usize>, comm: &mut dyn Collective) -> Result<&mut [f32], ModelError> {
         check_logit_rows(&rows, self.kept_rows, LogitGather::ROWS_MAX)?;
-        let width = self.config.hidden_size;
+        let count = rows.len();
+        self.asked.copy_rows(self.activations.normed(self.kept_rows), rows);
         let head = self.head.as_ref().unwrap_or(self.embedding.table());
-        self.gather.forward(&self.device, self.kept.view(rows.start * width..rows.end * width), head, comm)
+        self.gather.forward(&self.device, self.asked.view(count), head, comm)
     }
 
     fn logit_rows_max(&self) -> usize {

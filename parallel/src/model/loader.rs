@@ -116,7 +116,17 @@ impl<'a> Loader<'a> {
     pub(super) fn matrix<T: Kernels>(&self, what: &str, parts: &[Part<'_>]) -> Result<Weight<T>, LoadError> {
         let cols = parts.first().map_or(0, |part| part.cols.len());
         let rows = parts.iter().map(|part| part.rows.len()).sum();
-        let mut weight = Weight::zeros(self.device, rows, cols, what)?;
+        let weight = Weight::zeros(self.device, rows, cols, what)?;
+        self.fill(weight, parts)
+    }
+
+    /// The rows of two `parts`, gates and ups, as a paired matrix. They have equally many rows and columns.
+    pub(super) fn gates<T: Kernels>(&self, what: &str, parts: [Part<'_>; 2]) -> Result<Weight<T>, LoadError> {
+        let weight = Weight::paired(self.device, parts[0].rows.len(), parts[0].cols.len(), what)?;
+        self.fill(weight, &parts)
+    }
+
+    fn fill<T: Kernels>(&self, mut weight: Weight<T>, parts: &[Part<'_>]) -> Result<Weight<T>, LoadError> {
         weight.fill(self.device, |rows, values| {
             read(self.checkpoint, parts, rows, values)?;
             self.count((values.len() * T::DTYPE.bytes()) as u64);
