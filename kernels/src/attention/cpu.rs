@@ -20,6 +20,11 @@ pub(super) const QUERIES_MAX: usize = 16;
 pub(super) const TOGETHER: usize = 4;
 /// Blocks of keys in a chunk.
 const BLOCKS: usize = CHUNK / BLOCK_KEYS;
+/// Lengths of rows that are read or written as lines of tiles: one line more than is used, since lines that are a power of
+/// two apart compete for the same places of the first cache.
+pub(super) const SCORES: usize = CHUNK + 16;
+pub(super) const WEIGHTS: usize = CHUNK + 32;
+pub(super) const TILE_QUERY: usize = HEAD_DIM_MAX + 32;
 /// How many blocks ahead of its use a block of keys is asked for.
 const PREFETCH_BLOCKS: usize = 4;
 
@@ -97,12 +102,12 @@ thread_local! {
 #[repr(C, align(64))]
 pub(super) struct State {
     /// Scores of a chunk; then, for lanes, the weights.
-    pub(super) scores: [[f32; CHUNK]; QUERIES_MAX],
+    pub(super) scores: [[f32; SCORES]; QUERIES_MAX],
     /// The weights, for tiles.
-    pub(super) weights: [[bf16; CHUNK]; QUERIES_MAX],
+    pub(super) weights: [[bf16; WEIGHTS]; QUERIES_MAX],
     pub(super) queries: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
     /// The same, for tiles.
-    pub(super) tile_queries: [[bf16; HEAD_DIM_MAX]; QUERIES_MAX],
+    pub(super) tile_queries: [[bf16; TILE_QUERY]; QUERIES_MAX],
     pub(super) out: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
     /// A chunk's weighted values of up to 64 dimensions.
     pub(super) sums: [[f32; 64]; QUERIES_MAX],
@@ -122,10 +127,10 @@ pub(super) struct State {
 impl State {
     fn new() -> Box<State> {
         Box::new(State {
-            scores: [[0.0; CHUNK]; QUERIES_MAX],
-            weights: [[bf16::ZERO; CHUNK]; QUERIES_MAX],
+            scores: [[0.0; SCORES]; QUERIES_MAX],
+            weights: [[bf16::ZERO; WEIGHTS]; QUERIES_MAX],
             queries: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
-            tile_queries: [[bf16::ZERO; HEAD_DIM_MAX]; QUERIES_MAX],
+            tile_queries: [[bf16::ZERO; TILE_QUERY]; QUERIES_MAX],
             out: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
             sums: [[0.0; 64]; QUERIES_MAX],
             values: [tiles::NO_VALUES; BLOCKS],

@@ -126,22 +126,38 @@ pub(super) unsafe fn weigh<V: Lanes, T: LanesElement>(
     unsafe {
         let (scale, base) = (V::splat(scale), V::splat(-state.base[query]));
         let mut sum = V::zero();
-        for at in all.clone().step_by(16) {
+        // Those that are seen whole need no questions.
+        let whole =
+            seen.start.next_multiple_of(16)..(seen.end / 16 * 16).max(seen.start.next_multiple_of(16));
+        for at in (all.start..whole.start).step_by(16).chain((whole.end..all.end).step_by(16)) {
             let scores = scores.add(at);
-            let mut weight = exp2_in_range(V::load(scores).fma(scale, base));
-            if at < seen.start || seen.end < at + 16 {
-                weight.store(scores);
-                for lane in 0..16 {
-                    if !seen.contains(&(at + lane)) {
-                        *scores.add(lane) = 0.0;
-                    }
+            exp2_in_range(V::load(scores).fma(scale, base)).store(scores);
+            for lane in 0..16 {
+                if !seen.contains(&(at + lane)) {
+                    *scores.add(lane) = 0.0;
                 }
-                weight = V::load(scores);
             }
+            let weight = V::load(scores);
             sum = sum.add(weight);
             match on_tiles {
-                true => weight.store_bf16(weights.add(at)),
+                true => weight.store_weights_bf16(weights.add(at)),
                 false => T::through_lanes(weight).store(scores),
+            }
+        }
+        let (mut scores, mut to) = (scores.add(whole.start), weights.add(whole.start));
+        if on_tiles {
+            for _ in 0..whole.len() / 16 {
+                let weight = exp2_in_range(V::load(scores).fma(scale, base));
+                sum = sum.add(weight);
+                weight.store_weights_bf16(to);
+                (scores, to) = (scores.add(16), to.add(16));
+            }
+        } else {
+            for _ in 0..whole.len() / 16 {
+                let weight = exp2_in_range(V::load(scores).fma(scale, base));
+                sum = sum.add(weight);
+                T::through_lanes(weight).store(scores);
+                scores = scores.add(16);
             }
         }
         if on_tiles {

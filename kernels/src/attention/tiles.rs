@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::{
     BLOCK_KEYS, CHUNK,
-    cpu::{Blocks, QUERIES_MAX, State},
+    cpu::{Blocks, QUERIES_MAX, SCORES, State, TILE_QUERY, WEIGHTS},
     lanes,
 };
 use crate::{
@@ -27,8 +27,8 @@ use crate::{
 const LINE_BYTES: usize = 64;
 const TILE_BYTES: usize = 16 * LINE_BYTES;
 /// Bytes from row to row of scores, weights and sums.
-const SCORES_BYTES: usize = CHUNK * size_of::<f32>();
-const WEIGHTS_BYTES: usize = CHUNK * size_of::<bf16>();
+const SCORES_BYTES: usize = SCORES * size_of::<f32>();
+const WEIGHTS_BYTES: usize = WEIGHTS * size_of::<bf16>();
 const SUMS_BYTES: usize = 4 * LINE_BYTES;
 /// Pairs of keys in a block.
 const PAIRS: usize = BLOCK_KEYS / 2;
@@ -57,7 +57,7 @@ pub(super) unsafe fn configure(count: usize) -> Tiles {
 
 /// Takes a query vector.
 #[inline(always)]
-pub(super) unsafe fn set_query<V: Lanes>(to: &mut [bf16; HEAD_DIM_MAX], from: &[f32]) {
+pub(super) unsafe fn set_query<V: Lanes>(to: &mut [bf16; TILE_QUERY], from: &[f32]) {
     debug_assert!(from.len().is_multiple_of(16));
     for at in (0..from.len()).step_by(16) {
         // SAFETY: heads on tiles have whole vectors; V's instruction set is the caller's.
@@ -73,7 +73,7 @@ pub(super) unsafe fn scores(state: &mut State, keys: *const u8, head_dim: usize,
         amx::zero::<0>();
         for dims in 0..head_dim / BLOCK {
             let queries = state.tile_queries.as_ptr().cast::<u8>().add(dims * LINE_BYTES);
-            amx::load::<4>(queries, HEAD_DIM_MAX * size_of::<bf16>());
+            amx::load::<4>(queries, TILE_QUERY * size_of::<bf16>());
             amx::load::<5>(keys.add(dims * TILE_BYTES), LINE_BYTES);
             amx::multiply::<0, 4, 5>();
         }

@@ -45,6 +45,7 @@ struct Shape {
 }
 
 impl Shape {
+    #[inline(always)]
     fn blocks(self) -> usize {
         self.inputs.div_ceil(BLOCK)
     }
@@ -54,15 +55,18 @@ impl Shape {
     }
 
     /// Rows of the panel that `row` is in.
+    #[inline(always)]
     fn height(self, row: usize) -> usize {
         PANEL.min(self.rows - row / PANEL * PANEL)
     }
 
     /// Offset of a block of a row.
+    #[inline(always)]
     fn block(self, row: usize, block: usize) -> usize {
         (row / PANEL * PANEL * self.blocks() + block * self.height(row) + row % PANEL) * BLOCK
     }
 
+    #[inline(always)]
     fn at(self, row: usize, input: usize) -> usize {
         self.block(row, input / BLOCK) + input % BLOCK
     }

@@ -96,7 +96,17 @@ impl Lanes for Avx512 {
     unsafe fn store_bf16(self, to: *mut bf16) {
         unsafe {
             let high = _mm512_srli_epi32::<16>(_mm512_castps_si512(self.through_bf16().0));
-            _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(high));
+            _mm512_mask_cvtepi32_storeu_epi16(to.cast(), u16::MAX, high);
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_weights_bf16(self, to: *mut bf16) {
+        unsafe {
+            let bits = _mm512_castps_si512(self.0);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+            let stays = _mm512_cmpge_epi32_mask(up, _mm512_set1_epi32(SMALLEST_BITS));
+            _mm512_mask_cvtepi32_storeu_epi16(to.cast(), u16::MAX, _mm512_maskz_srli_epi32::<16>(stays, up));
         }
     }
     #[inline(always)]

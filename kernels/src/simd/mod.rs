@@ -55,6 +55,11 @@ pub(crate) trait Lanes: Copy {
     unsafe fn through_bf16(self) -> Self;
     /// Stores 16 lanes rounded likewise.
     unsafe fn store_bf16(self, to: *mut bf16);
+    /// The same of lanes that are numbers from 0 on.
+    #[inline(always)]
+    unsafe fn store_weights_bf16(self, to: *mut bf16) {
+        unsafe { self.store_bf16(to) }
+    }
     /// Whether every lane is finite or minus infinity.
     unsafe fn is_below_infinity(self) -> bool;
     /// Sum of all lanes: halves folded onto each other, 8, 4, 2, 1 apart.
@@ -152,7 +157,7 @@ impl LanesElement for bf16 {
 macro_rules! dispatch {
     ($isa:expr, $function:ident ::<$($generic:ty),*> ( $($arg:ident : $type:ty),* $(,)? ) [$($bound:tt)*] ) => {{
         #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx512f,avx512bw,avx2,fma")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
         unsafe fn avx512<$($bound)*>($($arg: $type),*) {
             unsafe { $function::<$crate::simd::Avx512, $($generic),*>($($arg),*) }
         }
