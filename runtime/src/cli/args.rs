@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use super::{doctor::WantedDevice, plan::PlanArgs};
+use super::{bench::BenchArgs, doctor::WantedDevice, plan::PlanArgs};
 use crate::{
     convert::DType,
     engine::EngineBuilder,
@@ -55,6 +55,8 @@ pub(super) enum Command {
     Serve(ServeArgs),
     /// Answer one prompt on standard output.
     Run(RunArgs),
+    /// Measure how fast a model answers on this machine: prefill, decode, and many requests at once.
+    Bench(BenchArgs),
     /// Write a model as a folder that `transformers` loads: BF16 safetensors, configuration, tokenizer.
     Convert(ConvertArgs),
     /// Tell whether a model fits, for how many users, and how fast it could be, before anything is loaded.

@@ -4,6 +4,7 @@
 //! `consort plan` 1 means that the model does not fit, and 2 everything else that goes wrong.
 
 mod args;
+mod bench;
 mod client;
 mod convert;
 mod demo;
@@ -74,6 +75,7 @@ fn start(cli: Cli) -> anyhow::Result<()> {
         match cli.command {
             Command::Serve(args) => serve::serve(args).await,
             Command::Run(args) => run::run(args).await,
+            Command::Bench(args) => bench::bench(args).await,
             Command::Convert(args) => convert::convert(args).await,
             Command::Plan(args) => plan::plan(args).await,
             Command::Demo(args) => demo::demo(args).await,

@@ -256,6 +256,11 @@ impl Engine {
         self.inner.limits.max_model_len
     }
 
+    /// Tokens of the model's vocabulary: ids are below it.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.limits.vocab_size
+    }
+
     /// When the engine became ready, in seconds of Unix time.
     pub fn started_unix_seconds(&self) -> u64 {
         self.inner.started_unix_seconds
