@@ -35,7 +35,7 @@ fn main() {
             let mut y = vec![0.0f32; rows * outputs];
             let mut out = Rows::<bf16>::zeros(&device, rows, outputs / 2, "out").expect("room");
             let mut times = Vec::new();
-            for _ in 0..30 {
+            for _ in 0..60 {
                 let begin = Instant::now();
                 for weight in &weights {
                     if outputs == 3072 {

@@ -2,7 +2,11 @@
 //!
 //! A panel of up to 32 rows meets the two tiles of a group of 32 outputs. A few rows are bound by the weights, which are
 //! one stream from memory. With many, the first panel of a group finds the group's weights in the second cache, because
-//! the panels of the group before have asked for them there, a few lines with each block.
+//! the panels of the group before have asked for them there, a few lines with each block. What becomes of a panel's sums
+//! happens while the next panel is multiplied, a few rows with each block: tiles and lanes work at the same time.
+//!
+//! Tried with 512 rows of 576 by 3,072, 576 and 960 outputs on two cores (`cargo bench -p consort-kernels --bench ops`):
+//! asking for the rows of panels ahead of their use costs 5 to 13 %, since they come from the second cache in time.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -25,9 +29,6 @@ const BLOCK_LINES: usize = 2 * TILE_BYTES / LINE_BYTES;
 /// AMX (`model_speed`, SmolLM2-135M, 2 threads) a decode takes 10 ms with both and about twice that without.
 const PREFETCH_NEAR_BYTES: usize = 2 << 10;
 const PREFETCH_FAR_BYTES: usize = 8 << 10;
-/// How far ahead of its use a line of rows is brought into the first cache.
-const PREFETCH_ROWS_BYTES: usize = 4 << 10;
-
 /// Sums of a panel.
 #[repr(align(64))]
 struct Sums([[f32; GROUP]; PANEL]);
@@ -37,8 +38,8 @@ struct Sums([[f32; GROUP]; PANEL]);
 enum Ahead {
     /// The weights themselves, and those behind them.
     Stream,
-    /// Rows that follow, weights that are in the second cache, and so many lines for each block from an address on.
-    Panels { cold: bool, later: *const u8, lines: usize },
+    /// So many lines for each block, from an address on.
+    Lines { later: *const u8, lines: usize },
 }
 
 /// The groups `part` of a product of BF16, on a device that has [`crate::device::Isa::Amx`].
@@ -52,7 +53,8 @@ pub(super) unsafe fn groups_on_tiles<V: Lanes, T: Kernels, F: Finish>(
     let rows = x.rows();
     let whole = rows / PANEL * PANEL;
     let panels = rows.div_ceil(PANEL);
-    let mut product = Product { x, weight, finish, sums: Sums([[0.0; GROUP]; PANEL]) };
+    let mut product =
+        Product { x, weight, finish, sums: [const { Sums([[0.0; GROUP]; PANEL]) }; 2], waiting: None };
     // SAFETY: a device has this instruction set only where the system permits it; this thread has no other tiles, and no
     // two of these at a time; rows and groups exist.
     unsafe {
@@ -61,6 +63,7 @@ pub(super) unsafe fn groups_on_tiles<V: Lanes, T: Kernels, F: Finish>(
             for group in part {
                 product.panel::<V>(group, 0, Ahead::Stream);
             }
+            product.end::<V>();
             return;
         }
         let lines = BLOCK_LINES.div_ceil(panels);
@@ -78,6 +81,7 @@ pub(super) unsafe fn groups_on_tiles<V: Lanes, T: Kernels, F: Finish>(
                 product.panel::<V>(group, whole, ahead);
             }
         }
+        product.end::<V>();
     }
 }
 
@@ -85,7 +89,43 @@ struct Product<'a, T, F> {
     x: RowsView<'a, T>,
     weight: &'a Weight<T>,
     finish: &'a F,
-    sums: Sums,
+    /// Of the panel that is multiplied, and of the one before.
+    sums: [Sums; 2],
+    waiting: Option<Waiting>,
+}
+
+/// Sums of which nothing has become yet.
+#[derive(Clone, Copy)]
+struct Waiting {
+    /// Which of the two they are.
+    of: usize,
+    first: usize,
+    rows: usize,
+    group: usize,
+}
+
+/// What becomes of waiting sums, some rows at a time.
+struct Later<'a, F> {
+    finish: &'a F,
+    sums: &'a [[f32; GROUP]],
+    first: usize,
+    group: usize,
+    done: usize,
+    step: usize,
+}
+
+impl<F: Finish> Later<'_, F> {
+    #[inline(always)]
+    unsafe fn some<V: Lanes>(&mut self) {
+        let rows = self.done..self.sums.len().min(self.done + self.step);
+        if rows.is_empty() {
+            return;
+        }
+        self.done = rows.end;
+        let (first, sums) = (self.first, &self.sums[rows.clone()]);
+        // SAFETY: the caller's.
+        unsafe { self.finish.take::<V>(first + rows.start..first + rows.end, self.group, sums) }
+    }
 }
 
 impl<T: Kernels, F: Finish> Product<'_, T, F> {
@@ -101,7 +141,7 @@ impl<T: Kernels, F: Finish> Product<'_, T, F> {
     fn ahead(&self, group: usize, at: usize, lines: usize) -> Ahead {
         let (next, blocks) =
             (self.weights(group).wrapping_add(self.blocks() * 2 * TILE_BYTES), self.blocks());
-        Ahead::Panels { cold: at == 0, later: next.wrapping_add(at * lines * blocks * LINE_BYTES), lines }
+        Ahead::Lines { later: next.wrapping_add(at * lines * blocks * LINE_BYTES), lines }
     }
 
     /// The panel that begins with row `first`.
@@ -109,13 +149,35 @@ impl<T: Kernels, F: Finish> Product<'_, T, F> {
     unsafe fn panel<V: Lanes>(&mut self, group: usize, first: usize, ahead: Ahead) {
         let (x, height) = self.x.panel(first);
         let operands = (x.as_ptr().cast::<u8>(), self.weights(group), self.blocks());
+        let blocks = self.blocks();
+        let of = self.waiting.map_or(0, |waiting| 1 - waiting.of);
+        let [one, other] = &mut self.sums;
+        let (sums, before) = if of == 0 { (one, other) } else { (other, one) };
+        let waiting = self.waiting.replace(Waiting { of, first, rows: height, group });
+        let waiting = waiting.unwrap_or(Waiting { of: 1 - of, first: 0, rows: 0, group: 0 });
+        let mut later = Later {
+            finish: self.finish,
+            sums: &before.0[..waiting.rows],
+            first: waiting.first,
+            group: waiting.group,
+            done: 0,
+            step: waiting.rows.div_ceil(blocks),
+        };
         // SAFETY: the caller's.
         unsafe {
             match height > ROWS {
-                true => two_tiles(operands, height, ahead, &mut self.sums),
-                false => one_tile(operands, height, ahead, &mut self.sums),
+                true => two_tiles::<V, F>(operands, height, ahead, sums, &mut later),
+                false => one_tile::<V, F>(operands, height, ahead, sums, &mut later),
             }
-            self.finish.take::<V>(first..first + height, group, &self.sums.0[..height]);
+        }
+    }
+
+    /// What is left to do.
+    #[inline(always)]
+    unsafe fn end<V: Lanes>(&mut self) {
+        if let Some(Waiting { of, first, rows, group }) = self.waiting.take() {
+            // SAFETY: the caller's.
+            unsafe { self.finish.take::<V>(first..first + rows, group, &self.sums[of].0[..rows]) }
         }
     }
 }
@@ -133,7 +195,13 @@ type Operands = (*const u8, *const u8, usize);
 
 /// Up to 16 rows.
 #[inline(always)]
-unsafe fn one_tile((x, weights, blocks): Operands, height: usize, ahead: Ahead, sums: &mut Sums) {
+unsafe fn one_tile<V: Lanes, F: Finish>(
+    (x, weights, blocks): Operands,
+    height: usize,
+    ahead: Ahead,
+    sums: &mut Sums,
+    later: &mut Later<'_, F>,
+) {
     // SAFETY: the caller's: blocks of so many rows, and of two tiles, are there.
     unsafe {
         amx::zero::<0>();
@@ -141,11 +209,12 @@ unsafe fn one_tile((x, weights, blocks): Operands, height: usize, ahead: Ahead, 
         for block in 0..blocks {
             let (x, weights) = (x.add(block * height * LINE_BYTES), weights.add(block * 2 * TILE_BYTES));
             amx::load::<4>(x, LINE_BYTES);
-            ahead.ask(block, x, height, weights);
+            ahead.ask(block, weights);
             amx::load::<6>(weights, LINE_BYTES);
             amx::multiply::<0, 4, 6>();
             amx::load::<7>(weights.add(TILE_BYTES), LINE_BYTES);
             amx::multiply::<1, 4, 7>();
+            later.some::<V>();
         }
         let sums = sums.0.as_mut_ptr().cast::<u8>();
         amx::store::<0>(sums, SUMS_BYTES);
@@ -155,7 +224,13 @@ unsafe fn one_tile((x, weights, blocks): Operands, height: usize, ahead: Ahead, 
 
 /// 17 to 32 rows.
 #[inline(always)]
-unsafe fn two_tiles((x, weights, blocks): Operands, height: usize, ahead: Ahead, sums: &mut Sums) {
+unsafe fn two_tiles<V: Lanes, F: Finish>(
+    (x, weights, blocks): Operands,
+    height: usize,
+    ahead: Ahead,
+    sums: &mut Sums,
+    later: &mut Later<'_, F>,
+) {
     // SAFETY: as in `one_tile`.
     unsafe {
         amx::zero::<0>();
@@ -164,7 +239,7 @@ unsafe fn two_tiles((x, weights, blocks): Operands, height: usize, ahead: Ahead,
         amx::zero::<3>();
         for block in 0..blocks {
             let (x, weights) = (x.add(block * height * LINE_BYTES), weights.add(block * 2 * TILE_BYTES));
-            ahead.ask(block, x, height, weights);
+            ahead.ask(block, weights);
             amx::load::<4>(x, LINE_BYTES);
             amx::load::<6>(weights, LINE_BYTES);
             amx::multiply::<0, 4, 6>();
@@ -173,6 +248,7 @@ unsafe fn two_tiles((x, weights, blocks): Operands, height: usize, ahead: Ahead,
             amx::load::<5>(x.add(ROWS * LINE_BYTES), LINE_BYTES);
             amx::multiply::<2, 5, 6>();
             amx::multiply::<3, 5, 7>();
+            later.some::<V>();
         }
         let sums = sums.0.as_mut_ptr().cast::<u8>();
         amx::store::<0>(sums, SUMS_BYTES);
@@ -183,9 +259,9 @@ unsafe fn two_tiles((x, weights, blocks): Operands, height: usize, ahead: Ahead,
 }
 
 impl Ahead {
-    /// With the given block, whose rows and weights are at `x` and `weights`.
+    /// With the given block, whose weights are at `weights`.
     #[inline(always)]
-    fn ask(self, block: usize, x: *const u8, height: usize, weights: *const u8) {
+    fn ask(self, block: usize, weights: *const u8) {
         match self {
             Ahead::Stream => {
                 for line in 0..BLOCK_LINES {
@@ -193,15 +269,7 @@ impl Ahead {
                     amx::prefetch_near(weights.wrapping_add(PREFETCH_NEAR_BYTES + line * LINE_BYTES));
                 }
             }
-            Ahead::Panels { cold, later, lines } => {
-                if cold {
-                    for line in 0..BLOCK_LINES {
-                        amx::prefetch_near(weights.wrapping_add(PREFETCH_NEAR_BYTES + line * LINE_BYTES));
-                    }
-                }
-                for line in 0..height {
-                    amx::prefetch_near(x.wrapping_add(PREFETCH_ROWS_BYTES + line * LINE_BYTES));
-                }
+            Ahead::Lines { later, lines } => {
                 for line in 0..lines {
                     amx::prefetch_far(later.wrapping_add((block * lines + line) * LINE_BYTES));
                 }
