@@ -13,6 +13,7 @@
 //! | [`all_reduce`] | sums and exchanges among devices that read each other's memory |
 //! | [`sampling`] | from a row of logits to one token |
 //! | [`sys`] | the few system calls |
+//! | [`progress`] | that this process gets on |
 //!
 //! Absent on purpose: autograd, a general tensor type, operator graphs, anything that knows of models, or of ranks
 //! beyond peers in memory.
@@ -28,6 +29,7 @@ mod error;
 pub mod kv_append;
 pub mod kv_copy;
 pub mod linear;
+pub mod progress;
 pub mod qkv;
 pub mod rms_norm;
 pub mod rope;

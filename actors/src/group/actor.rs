@@ -164,7 +164,7 @@ impl Actor for GroupActor {
             GroupMessage::ShardAborted { rank, epoch, reason } => {
                 // Expected of survivors once a rank fails or this group has aborted, which also ends the play.
                 if state.phase == Phase::Playing && epoch == state.epoch {
-                    state.lose(&myself, Loss::Collective, told_by(rank, reason)).await;
+                    state.lose(&myself, Loss::Collective, told_by(rank, &reason)).await;
                 } else if state.forms(epoch) {
                     let outcome = state.muster.aborted(rank, reason);
                     state.mustered(&myself, outcome).await;
@@ -260,11 +260,11 @@ impl GroupState {
             Some(Mustered::All) => self.play(myself),
             Some(Mustered::Aborted(rank, reason)) => match self.first_load.take() {
                 Some(first_load) => {
-                    self.fail(&format!("{rank}: {reason}"));
+                    self.fail(&told_by(rank, &reason));
                     let source = ShardError::Aborted { reason };
                     let _ = first_load.send(Err(EnsembleError::Load { rank, source }));
                 }
-                None => self.lose(myself, Loss::Collective, format!("{rank}: {reason}")).await,
+                None => self.lose(myself, Loss::Collective, told_by(rank, &reason)).await,
             },
         }
     }
@@ -491,8 +491,8 @@ impl GroupState {
 }
 
 /// What a rank tells of the group's end, which mostly names whose fault it is.
-fn told_by(rank: Rank, reason: String) -> String {
-    if reason.starts_with("rank ") { reason } else { format!("{rank}: {reason}") }
+fn told_by(rank: Rank, reason: &str) -> String {
+    if reason.starts_with("rank ") { reason.to_owned() } else { format!("{rank}: {reason}") }
 }
 
 /// Why a shard's actor did not start: the error of its own start, where that is the reason.

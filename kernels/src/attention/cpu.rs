@@ -20,8 +20,8 @@ pub(super) const QUERIES_MAX: usize = 16;
 pub(super) const TOGETHER: usize = 4;
 /// Blocks of keys in a chunk.
 const BLOCKS: usize = CHUNK / BLOCK_KEYS;
-/// Lengths of rows that are read or written as lines of tiles: one line more than is used, since lines that are a power of
-/// two apart compete for the same places of the first cache.
+/// Lengths of rows that are read or written as lines of tiles: one line more than is used, since lines that are a power
+/// of two apart compete for the same places of the first cache.
 pub(super) const SCORES: usize = CHUNK + 16;
 pub(super) const WEIGHTS: usize = CHUNK + 32;
 pub(super) const TILE_QUERY: usize = HEAD_DIM_MAX + 32;
@@ -212,7 +212,8 @@ fn place(task: &Task, query: usize) -> (usize, usize) {
     (task.rows.start + query / heads, task.query_heads.start + query % heads)
 }
 
-/// Where a chunk's keys and values are: 16 keys of one head, all dimensions, and 16 dimensions of the values of 16 keys.
+/// Where a chunk's keys and values are: 16 keys of one head, all dimensions, and 16 dimensions of the values of 16
+/// keys.
 pub(super) struct Blocks<T> {
     /// Null where no row of the task sees a key of the block.
     pub(super) keys: [*const T; BLOCKS],

@@ -1,9 +1,9 @@
 //! Scores and weighted values on AMX tiles, for BF16: the query vectors of a task are the rows of a tile.
 //!
 //! A page's keys and values lie as tiles read them: 16 keys by 32 dimensions, and 16 dimensions by 16 keys. Only values
-//! of which some row sees a part are copied, with zeros for what nobody sees. Those that only some rows see meet weights
-//! of zero in the others, which must not matter: a chunk with such values that are not finite is left to the lanes,
-//! which skip what a row does not see.
+//! of which some row sees a part are copied, with zeros for what nobody sees. Those that only some rows see meet
+//! weights of zero in the others, which must not matter: a chunk with such values that are not finite is left to the
+//! lanes, which skip what a row does not see.
 #![allow(unsafe_code)]
 
 use std::ops::Range;

@@ -5,7 +5,7 @@
 //! | `x` | `[rows, in]`, `T`, in panels (see [`Rows`]) |
 //! | `weight` | `[out, in]`, packed (see [`Weight`]) |
 //! | `y` | `[rows, out]`, f32, overwritten by [`linear`] and added to by [`linear_add`] |
-//! | `out` of [`linear_swiglu`] | `[rows, out / 2]`, `T`, in panels: `silu(gate) · up` of a [paired](Weight::paired) matrix |
+//! | `out` of [`linear_swiglu`] | `[rows, out / 2]`, `T`, in panels: of a [paired](Weight::paired) matrix |
 //!
 //! **Order of summation**, the same on every instruction set, for any number of rows and any split over threads: per
 //! block of 32 inputs, one chain of fused multiply-adds over the 16 even and one over the 16 odd inputs, both from

@@ -1,12 +1,14 @@
 //! The product on AMX tiles, for BF16.
 //!
-//! A panel of up to 32 rows meets the two tiles of a group of 32 outputs. A few rows are bound by the weights, which are
-//! one stream from memory. With many, the first panel of a group finds the group's weights in the second cache, because
-//! the panels of the group before have asked for them there, a few lines with each block. What becomes of a panel's sums
-//! happens while the next panel is multiplied, a few rows with each block: tiles and lanes work at the same time.
+//! A panel of up to 32 rows meets the two tiles of a group of 32 outputs. A few rows are bound by the weights, which
+//! are one stream from memory. With many, the first panel of a group finds the group's weights in the second cache,
+//! because the panels of the group before have asked for them there, a few lines with each block. What becomes of a
+//! panel's sums happens while the next panel is multiplied, a few rows with each block: tiles and lanes work at the
+//! same time.
 //!
-//! Tried with 512 rows of 576 by 3,072, 576 and 960 outputs on two cores (`cargo bench -p consort-kernels --bench ops`):
-//! asking for the rows of panels ahead of their use costs 5 to 13 %, since they come from the second cache in time.
+//! Tried with 512 rows of 576 by 3,072, 576 and 960 outputs on two cores (`cargo bench -p consort-kernels --bench
+//! ops`): asking for the rows of panels ahead of their use costs 5 to 13 %, since they come from the second cache in
+//! time.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -55,8 +57,8 @@ pub(super) unsafe fn groups_on_tiles<V: Lanes, T: Kernels, F: Finish>(
     let panels = rows.div_ceil(PANEL);
     let mut product =
         Product { x, weight, finish, sums: [const { Sums([[0.0; GROUP]; PANEL]) }; 2], waiting: None };
-    // SAFETY: a device has this instruction set only where the system permits it; this thread has no other tiles, and no
-    // two of these at a time; rows and groups exist.
+    // SAFETY: a device has this instruction set only where the system permits it; this thread has no other tiles, and
+    // no two of these at a time; rows and groups exist.
     unsafe {
         if panels <= 1 {
             let _tiles = configure(rows);

@@ -152,8 +152,8 @@ impl LanesElement for bf16 {
 
 /// Calls `$function::<L, ..>($args)` with the lanes of `$isa`, compiled for that instruction set.
 ///
-/// `$function` must be `#[inline(always)] unsafe fn f<V: Lanes, ..>(..)`, and so must be whatever it calls with lanes. No
-/// closure may work with lanes: it is compiled by itself, for the plainest instruction set.
+/// `$function` must be `#[inline(always)] unsafe fn f<V: Lanes, ..>(..)`, and so must be whatever it calls with lanes.
+/// No closure may work with lanes: it is compiled by itself, for the plainest instruction set.
 macro_rules! dispatch {
     ($isa:expr, $function:ident ::<$($generic:ty),*> ( $($arg:ident : $type:ty),* $(,)? ) [$($bound:tt)*] ) => {{
         #[cfg(target_arch = "x86_64")]

@@ -6,6 +6,7 @@ use std::ops::Range;
 use consort_kernels::{
     device::Device,
     linear::{Rows, Weight},
+    progress,
     workspace::Workspace,
 };
 
@@ -167,6 +168,7 @@ impl<T: KvElement> HostModel for Llama<T> {
         act.restart();
         self.embedding.forward(&device, &batch.tokens, &mut act.residual, comm)?;
         for layer in &self.layers {
+            progress::note();
             act.normalise(&device, rows, &layer.attention_norm, eps)?;
             layer.attention.forward(&device, act, &self.geometry, kv, comm)?;
             act.normalise(&device, rows, &layer.mlp_norm, eps)?;

@@ -78,9 +78,11 @@ fn software_driver_an_error_of_nccl_is_its_rank_s_and_costs_one_restart() {
     let price = Price { step_limit, answered, restarts: [1, 1] };
     let reasons =
         ["rank 1 of 3 (cuda:1) could not", "ncclAllReduce fails because the environment asks for it (2)"];
-    let fault = "ncclAllReduce@1:40=2";
-    let Some(report) = struck(test, fault, &price, &reasons) else { return };
-    assert_given_back(fault, &report);
+    // Alone, and where a peer notices that it is gone.
+    for fault in ["ncclAllReduce@1:40=2", "ncclAllReduce@1:40=2,ncclAllReduce@0:40=6"] {
+        let Some(report) = struck(test, fault, &price, &reasons) else { return };
+        assert_given_back(fault, &report);
+    }
 }
 
 #[test]
@@ -139,7 +141,11 @@ fn software_driver_a_first_meeting_that_hangs_ends_in_time_and_says_who_is_missi
                 println!("after {:?}: {text}", started.elapsed());
                 assert!(started.elapsed() < Duration::from_secs(60));
                 assert!(text.contains("did not meet the others through NCCL within 3 s"), "{text}");
-                let who = if fault.contains("hang") { "one hangs" } else { "rank 1 has not come" };
+                let who = match &*fault {
+                    fault if fault.ends_with("stay") => "rank 1 has not come",
+                    fault if fault.ends_with("7") => "rank 1 has begun and is not ready",
+                    _ => "one hangs",
+                };
                 assert!(text.contains(who), "{text}");
                 assert!(text.contains("all_reduce = \"kernels\""), "{text}");
             });

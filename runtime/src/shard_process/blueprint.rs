@@ -5,7 +5,6 @@ use std::{
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use consort_actors::ShardError;
@@ -61,11 +60,6 @@ impl Blueprint {
 
     pub(super) fn is_on_cpu(&self) -> bool {
         DeviceSpec::parse(&self.device).is_ok_and(|device| device.is_cpu())
-    }
-
-    /// Longest wait for a device in one step.
-    pub(super) fn step_limit(&self) -> Duration {
-        self.options.step_limit
     }
 
     /// The factory of this one rank, with the checkpoint opened anew.

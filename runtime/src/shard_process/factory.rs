@@ -42,8 +42,12 @@ impl ShardFactory for ProcessFactory {
         progress: &ProgressReporter,
     ) -> Result<Box<dyn ShardExecutor>, ShardError> {
         let blueprint = Blueprint::of(&self.model, rank);
-        if !blueprint.is_on_cpu() {
-            self.left_behind.wait(self.processes.settings.left_behind_max)?;
+        if let Err(error) = self.left_behind.wait(self.processes.settings.left_behind_max) {
+            if !blueprint.is_on_cpu() {
+                return Err(error.into());
+            }
+            // It holds memory that may be missed, and reaches no one else's.
+            tracing::warn!(%error, "a rank is started beside what is left of an earlier one");
         }
         let common = (&*self.processes, Arc::clone(&self.left_behind));
         let executor = RemoteExecutor::build(common, rank, seat(comm)?, blueprint, progress)?;

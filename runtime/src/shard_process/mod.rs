@@ -16,8 +16,8 @@
 //!
 //! **Signs of life** ([`signs`], [`pulse`]). A process says every half second that it lives, how often its main thread
 //! has moved, and whether that waits for other ranks. One that is silent for [`SILENCE_MAX`], that does not let go of a
-//! group that was aborted within [`ANSWER_MAX`], or whose main thread stands still for longer than any step may last is
-//! killed and counts as lost: that costs a restart of the rank. A child whose engine is gone ends at once.
+//! group that was aborted within [`ANSWER_MAX`], or whose main thread stands still for [`STANDSTILL_MAX`] is killed and
+//! counts as lost: that costs a restart of the rank. A child whose engine is gone ends at once.
 //!
 //! Absent on purpose: ports, names in a file system, and anything that a stranger could connect to.
 
@@ -56,9 +56,12 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// step leave their waits for others at once, and compute on to its end.
 const DEVICE_ANSWER_MAX: Duration = Duration::from_secs(20);
 
-/// How much longer than a step's limit a main thread may stand still that waits for no other rank. That limit is for
-/// one wait for a device, and what gives up after it may wait for what is left to end.
-const STANDSTILL_MARGIN: Duration = Duration::from_secs(60);
+/// How long a main thread may stand still that waits for no other rank: the longest time for one layer on CPUs.
+const STANDSTILL_MAX: Duration = Duration::from_secs(120);
+
+/// The same for a rank on a GPU, where waits for the device count as moves and have limits of their own. Shorter than
+/// the others' devices wait for this one, so that who hangs is known before they give up.
+const DEVICE_STANDSTILL_MAX: Duration = Duration::from_secs(20);
 
 /// How long it may stand still while it loads: in the making of kernels, or in one read of a slow disk.
 const LOADING_STANDSTILL_MAX: Duration = Duration::from_secs(600);
@@ -72,8 +75,8 @@ const STOP_MAX: Duration = Duration::from_secs(5);
 /// How long a killed process may take to be gone: a driver takes its time to end what a card was doing.
 const KILL_MAX: Duration = Duration::from_secs(60);
 
-/// How much longer a rank's new process is not started because an old one has not ended.
-const LEFT_BEHIND_MAX: Duration = Duration::from_secs(60);
+/// How long a rank's new process is not started because an old one has not ended.
+const LEFT_BEHIND_MAX: Duration = Duration::from_secs(120);
 
 /// Limits of a rank's process, and the build that it must be.
 #[derive(Clone, Debug)]
@@ -81,7 +84,8 @@ struct WorkSettings {
     silence_max: Duration,
     answer_max: Duration,
     device_answer_max: Duration,
-    standstill_margin: Duration,
+    standstill_max: Duration,
+    device_standstill_max: Duration,
     loading_standstill_max: Duration,
     greeting_max: Duration,
     stop_max: Duration,
@@ -96,7 +100,8 @@ impl Default for WorkSettings {
             silence_max: SILENCE_MAX,
             answer_max: ANSWER_MAX,
             device_answer_max: DEVICE_ANSWER_MAX,
-            standstill_margin: STANDSTILL_MARGIN,
+            standstill_max: STANDSTILL_MAX,
+            device_standstill_max: DEVICE_STANDSTILL_MAX,
             loading_standstill_max: LOADING_STANDSTILL_MAX,
             greeting_max: GREETING_MAX,
             stop_max: STOP_MAX,

@@ -45,8 +45,9 @@ const LOOK_MIN: Duration = Duration::from_micros(500);
 /// The longest wait between two looks at what else may have happened.
 const LOOK_MAX: Duration = Duration::from_millis(100);
 
-/// How long a process that ended its side of the socket may take to end.
-const END_MAX: Duration = Duration::from_secs(2);
+/// How long a process that ended its side of the socket may take to end and be told of with its status. The others wait
+/// for this before they hear of it.
+const END_MAX: Duration = Duration::from_millis(300);
 
 /// A rank that another process computes.
 pub(super) struct RemoteExecutor {
@@ -91,7 +92,10 @@ impl RemoteExecutor {
                 true => settings.answer_max,
                 false => settings.device_answer_max,
             },
-            standstill: blueprint.step_limit() + settings.standstill_margin,
+            standstill: match blueprint.is_on_cpu() {
+                true => settings.standstill_max,
+                false => settings.device_standstill_max,
+            },
             loading_standstill: settings.loading_standstill_max,
         };
         let mut executor = Self {
@@ -293,34 +297,25 @@ impl RemoteExecutor {
         }
     }
 
-    /// How the process ended, and what it last wrote. Ends it if it does not by itself.
+    /// How the process ended, if that is known soon, and what it last wrote.
     fn last_words(&mut self) -> (super::spawn::Ending, String) {
-        let ending = self.process.ends_within(END_MAX);
-        self.process.kill();
-        let ending = ending.or_else(|| self.process.ending()).unwrap_or(super::spawn::Ending::Unknown);
+        let ending = self.process.ends_within(END_MAX).unwrap_or(super::spawn::Ending::Unknown);
         (ending, self.process.errors().last().to_owned())
     }
 
-    /// Gives the process up. It is gone when this returns, or left behind: its memory is for a successor.
+    /// Gives the process up. That it is gone is waited for by whoever drops this, and by its successor: the others and
+    /// all streams need not.
     fn lose(&mut self, why: impl FnOnce(&mut Self) -> ProcessError) -> ShardError {
         let error = why(self);
         self.is_lost = true;
-        // First: its end may take a while, and the others and all streams need not wait for that.
         self.place.abort(&error);
         self.put_an_end();
         error.into()
     }
 
-    /// Ends the process, or has its successor wait for that.
     fn put_an_end(&mut self) {
-        if !self.process.kill() {
-            match self.process.remains() {
-                Ok((handle, killed)) => {
-                    self.left_behind.add(self.place.rank(), self.process.pid(), handle, killed);
-                }
-                Err(error) => tracing::error!(%error, "nobody can wait for the end of a process left behind"),
-            }
-        }
+        self.process.strike();
+        self.left_behind.add(self.place.rank(), self.process.pid(), self.process.handle());
     }
 
     fn frame(&mut self, source: super::frame::FrameError) -> ShardError {

@@ -111,12 +111,11 @@ pub(super) enum Ending {
 /// The process of a rank. Killed and waited for when dropped.
 pub(super) struct ShardProcess {
     pid: Pid,
-    handle: OwnedFd,
+    handle: Arc<OwnedFd>,
     errors: ErrorLines,
     ending: Option<Ending>,
     /// How long it may take to be gone once it is killed.
     kill_max: Duration,
-    killed: Option<Instant>,
     /// Without it the process would be killed.
     _spawner: Arc<Spawner>,
 }
@@ -145,7 +144,7 @@ impl ShardProcess {
         let mut child = spawner.spawn(process)?;
         let pid = Pid::from_child(&child);
         let handle = match pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(handle) => handle,
+            Ok(handle) => Arc::new(handle),
             Err(error) => {
                 // Nobody has waited for it yet, so the number is still its own.
                 let _ = child.kill();
@@ -155,8 +154,7 @@ impl ShardProcess {
         };
         let stderr = child.stderr.take().map(OwnedFd::from);
         let errors = ErrorLines::new(rank, pid.as_raw_nonzero().get(), stderr)?;
-        let process =
-            Self { pid, handle, errors, ending: None, kill_max, killed: None, _spawner: Arc::clone(spawner) };
+        let process = Self { pid, handle, errors, ending: None, kill_max, _spawner: Arc::clone(spawner) };
         Ok((process, ours))
     }
 
@@ -212,35 +210,27 @@ impl ShardProcess {
         }
     }
 
-    /// Ends it at once, stopped or not, and waits until it is gone. False if it is not for a long time: a driver may
-    /// not let go of its device. No other call waits for it again.
-    pub(super) fn kill(&mut self) -> bool {
-        if self.ending().is_some() {
-            return true;
-        }
-        if self.killed.is_some() {
-            return false;
-        }
-        self.killed = Some(Instant::now());
-        if let Err(error) = pidfd_send_signal(&self.handle, Signal::KILL) {
+    /// Ends it at once, stopped or not; it may take a while to be gone.
+    pub(super) fn strike(&mut self) {
+        if self.ending().is_none()
+            && let Err(error) = pidfd_send_signal(&self.handle, Signal::KILL)
+        {
             tracing::debug!(pid = self.pid(), %error, "a process could not be killed");
         }
-        let is_gone = self.ends_within(self.kill_max).is_some();
-        if !is_gone {
-            tracing::error!(pid = self.pid(), "a killed process does not end; it is left behind");
-        }
-        is_gone
     }
 
-    /// When it was killed, and a handle that tells of its end, for those who wait for that elsewhere.
-    pub(super) fn remains(&self) -> io::Result<(OwnedFd, Instant)> {
-        Ok((self.handle.try_clone()?, self.killed.unwrap_or_else(Instant::now)))
+    /// Tells of its end, for those who wait for that elsewhere.
+    pub(super) fn handle(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.handle)
     }
 }
 
 impl Drop for ShardProcess {
     fn drop(&mut self) {
-        self.kill();
+        self.strike();
+        if self.ends_within(self.kill_max).is_none() {
+            tracing::error!(pid = self.pid(), "a killed process does not end; it is left behind");
+        }
     }
 }
 

@@ -21,6 +21,7 @@ use consort_actors::{
     Epoch, LoadProgress, ProgressReporter, Rejoined, ShardError, ShardExecutor, ShardFactory,
     plan::{StepPlan, StepResult},
 };
+use consort_kernels::progress;
 use consort_parallel::{
     collective::{AbortHandle, Collective as _, SharedMemory, SharedMemoryError},
     ids::Rank,
@@ -206,6 +207,7 @@ fn beat(socket: &OwnedFd, outbox: &Outbox) {
         }
         let finished = outbox.finished.load(Ordering::Relaxed);
         let (moves, waits) = outbox.pulse.read();
+        let moves = moves.wrapping_add(progress::noted());
         if outbox.say(&ToParent::Beat { finished, moves, waits }).is_err() {
             return;
         }

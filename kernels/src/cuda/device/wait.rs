@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{CudaError, raw::Context};
+use crate::progress;
 
 /// A step takes milliseconds: until here the processor only asks again.
 const EAGER: Duration = Duration::from_micros(50);
@@ -60,6 +61,7 @@ fn timeout(device: &str, doing: &str, limit: Duration) -> CudaError {
 
 /// Lets others run for a little while, the longer the longer was waited already, and no longer than what is `left`.
 pub(in crate::cuda) fn pause(waited: Duration, left: Duration) {
+    progress::note();
     match waited {
         _ if waited < EAGER => std::hint::spin_loop(),
         _ if waited < YIELDING => thread::yield_now(),

@@ -125,6 +125,7 @@ impl NcclCommunicator {
             device: label(&self.device),
             seconds,
             missing: missing(),
+            begun: false,
         };
         self.settle(limit, "meet the others", late)?;
         let mut life = self.life();

@@ -60,7 +60,7 @@ pub enum NcclError {
     /// A communicator that was not complete in time.
     #[error(
         "rank {rank} of {ranks} ({device}) did not meet the others through NCCL within {seconds} s: {}",
-        absent(missing)
+        absent(missing, *begun)
     )]
     JoinTimeout {
         /// The rank.
@@ -71,8 +71,10 @@ pub enum NcclError {
         device: String,
         /// How long it waited, rounded up.
         seconds: u64,
-        /// Ranks that are not known to have come.
+        /// Ranks that are not known to have come, or not to be ready.
         missing: Vec<usize>,
+        /// Whether they have come.
+        begun: bool,
     },
     /// NCCL took too long to enqueue an operation, or to end.
     #[error(
@@ -146,17 +148,22 @@ fn advice(code: i32) -> &'static str {
     }
 }
 
-fn absent(missing: &[usize]) -> String {
+fn absent(missing: &[usize], begun: bool) -> String {
     match missing {
         [] => {
             "all of them have come as far as is known, so one hangs, or NCCL's network does not connect them \
                (NCCL_DEBUG=INFO tells its ways)"
                 .to_owned()
         }
+        [one] if begun => {
+            format!("rank {one} has begun and is not ready, as the others are: it hangs in NCCL")
+        }
         [one] => format!("rank {one} has not come; its log tells why"),
         many => {
             let many: Vec<String> = many.iter().map(usize::to_string).collect();
-            format!("ranks {} have not come; their logs tell why", many.join(", "))
+            let what =
+                if begun { "are not ready, as others are" } else { "have not come; their logs tell why" };
+            format!("ranks {} {what}", many.join(", "))
         }
     }
 }
@@ -208,8 +215,15 @@ mod tests {
     fn a_deadline_names_who_is_missing() {
         let told = |missing: &[usize]| {
             let missing = missing.to_vec();
-            NcclError::JoinTimeout { rank: 0, ranks: 4, device: "cuda:0".into(), seconds: 30, missing }
-                .to_string()
+            NcclError::JoinTimeout {
+                rank: 0,
+                ranks: 4,
+                device: "cuda:0".into(),
+                seconds: 30,
+                missing,
+                begun: false,
+            }
+            .to_string()
         };
         assert_eq!(
             told(&[2]),

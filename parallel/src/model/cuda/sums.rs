@@ -204,7 +204,7 @@ impl Sums {
         let KernelError::Nccl(nccl) = &error else { return error.into() };
         match &**nccl {
             NcclError::Ended { .. } => {}
-            _ if self.watch.as_ref().is_some_and(Watch::is_called_off) => {}
+            nccl if self.watch.as_ref().is_some_and(|watch| watch.is_called_off(nccl)) => {}
             // As the watch would have told it, had it looked sooner.
             nccl if nccl.is_of_a_peer() => comm.abort_handle().abort(&nccl.to_string()),
             _ => return error.into(),
@@ -284,10 +284,10 @@ fn name_who_is_late(ready: &mut Result<(), NcclError>, comm: &mut dyn Collective
     let told = comm.exchange(&[u8::from(is_late)])?;
     let late: Vec<usize> =
         told.iter().enumerate().filter(|(_, told)| told[..] == [1]).map(|(rank, _)| rank).collect();
-    if let Err(NcclError::JoinTimeout { missing, .. }) = ready
+    if let Err(NcclError::JoinTimeout { missing, begun, .. }) = ready
         && late.len() < told.len()
     {
-        *missing = late;
+        (*missing, *begun) = (late, true);
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use consort_software_driver::Report;
 
 use super::{
     cards::{assert_given_back, calls, on_cards, over_driver, reports_over_driver, settings},
-    rounds::{Company, LIVES_OF_ALL, lose_one_rank_after_another},
+    rounds::{LIVES_OF_ALL, lose_one_rank_after_another},
     *,
 };
 use crate::{
@@ -139,17 +139,18 @@ fn software_driver_a_card_that_fails_in_its_process_costs_a_restart_of_its_rank_
             case("cuGraphLaunch:20=719", &["rank 1: its process", "CUDA_ERROR_LAUNCH_FAILED"]),
             case("cuLaunchKernel:60=die", &["rank 1: its process", "was killed by SIGKILL"]),
             case("cuGraphLaunch:20=2", &["rank 1: its process", "out of memory on cuda:1"]),
-            // A call of the driver that does not return, while the process says that it lives.
-            case(
-                "cuGraphInstantiateWithFlags:2=stay",
-                &["rank 1: its process", "did not get on for 13s in step"],
-            ),
+            // Calls of the driver that do not return, while the process says that it lives: before its peers' devices
+            // wait for its own, and while they do.
+            case("cuGraphInstantiateWithFlags:2=stay", STUCK),
+            case("cuGraphLaunch:20=stay", STUCK),
+            case("cuLaunchKernel:60=stay", STUCK),
             // Its successor finds no memory, and the next one does.
             case("cuGraphLaunch:20=die;cuMemCreate:1=2", &["rank 1: its process", "was killed by SIGKILL"]),
         ],
     );
 }
 
+const STUCK: &[&str] = &["rank 1: its process", "did not get on for 5s in step"];
 const LOST: &[&str] = &["rank 1: its process", "was killed by SIGKILL"];
 
 #[test]
@@ -162,6 +163,7 @@ fn software_driver_sums_through_nccl_that_fail_in_a_process_cost_no_more_than_th
         &[
             case("ncclAllReduce@1:40=2", &["rank 1: its process", "ncclAllReduce fails"], &[1]),
             case("ncclAllReduce@1:40=die", LOST, &[1]),
+            case("cuGraphLaunch:20=stay", STUCK, &[1]),
             // All are sound.
             case("ncclAllReduce@1:40=hang", &["rank ", "did not end the sums of a step within 6 s"], &[]),
             // In the next epoch it hangs when it meets the others.
@@ -194,7 +196,7 @@ fn nobody_takes_the_place_of_a_card_s_process_that_has_not_ended() {
     let refusal = |model: ModelFactory| {
         let factory = ProcessFactory::new(model, Arc::clone(&processes));
         let (handle, ends) = std::io::pipe().expect("a pipe");
-        factory.left_behind.add(Rank(0), 4242, handle.into(), Instant::now());
+        factory.left_behind.add(Rank(0), 4242, Arc::new(handle.into()));
         let build = || {
             let comm = factory.collective(2).expect("a segment").pop().expect("two seats");
             let built = factory.build(Rank(1), comm, &ProgressReporter::new(Rank(1), None));
@@ -270,7 +272,7 @@ fn fifty_losses_of_cards(test: &str, means: AllReduce) -> Option<Report> {
         model.options.all_reduce = means;
         model.options.deterministic = means != AllReduce::Nccl;
         let processes = processes_of("the_program_of_a_rank", settings());
-        lose_one_rank_after_another(&ProcessFactory::new(model, processes), Company::None);
+        lose_one_rank_after_another(&ProcessFactory::new(model, processes));
     })?;
     // That nothing of it is held at its end was looked at.
     reports.into_iter().max_by_key(|report| report.launches)

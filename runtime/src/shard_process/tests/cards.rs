@@ -78,7 +78,7 @@ pub(super) fn settings() -> WorkSettings {
         silence_max: Duration::from_secs(4),
         device_answer_max: Duration::from_secs(100),
         stop_max: Duration::from_secs(60),
-        standstill_margin: Duration::from_secs(5),
+        device_standstill_max: Duration::from_secs(5),
         ..WorkSettings::default()
     }
 }

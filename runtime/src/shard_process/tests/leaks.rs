@@ -25,6 +25,7 @@ fn fifty_kills_and_restarts_leave_no_descriptor_thread_or_process() {
         let mut comms = factory.collective(1).expect("a segment");
         let comm = comms.pop().expect("one seat");
         let mut executor = factory.build(Rank(0), comm, &progress).expect("a process loads");
+        assert_eq!(factory.left_behind.pids(), [0; 0]);
         executor.join().expect("alone");
         let comm = factory.collective(1).expect("a segment").pop().expect("one seat");
         let rejoined = executor.rejoin(Epoch(2), comm).expect("it lives");
@@ -42,6 +43,7 @@ fn fifty_kills_and_restarts_leave_no_descriptor_thread_or_process() {
                 std::thread::sleep(Duration::from_millis(1));
             };
             assert!(error.contains("was killed by SIGKILL"), "{error}");
+            assert_eq!(factory.left_behind.pids().len(), 1, "its successor waits for its end");
         }
     };
     life(true);

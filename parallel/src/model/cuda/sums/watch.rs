@@ -11,9 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use consort_kernels::cuda::{
-    device::CudaDevice,
-    nccl::{Nccl, NcclCommunicator, NcclError, UniqueId},
+use consort_kernels::{
+    cuda::{
+        device::CudaDevice,
+        nccl::{Nccl, NcclCommunicator, NcclError, UniqueId},
+    },
+    progress,
 };
 
 use crate::collective::{AbortHandle, Collective};
@@ -23,6 +26,8 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How long an error of NCCL may wait for the group's abort. Whoever watches over the ranks knows why one of them is
 /// gone; what NCCL tells the others is that a connection is, and not always that it is a peer's.
 const ABORT_COMES_WITHIN: Duration = Duration::from_secs(1);
+/// The same for an error that tells of a peer: should that have an error of its own, it is to tell that first.
+const PEERS_ABORT_COMES_WITHIN: Duration = Duration::from_secs(3);
 /// Longest wait for its end.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
@@ -105,7 +110,7 @@ impl Watch {
             }
             None => {
                 let (device, missing) = (label(device), vec![rank]);
-                NcclError::JoinTimeout { rank, ranks, device, seconds: seconds(limit), missing }
+                NcclError::JoinTimeout { rank, ranks, device, seconds: seconds(limit), missing, begun: false }
             }
         };
         shared.end();
@@ -132,8 +137,8 @@ impl Watch {
     }
 
     /// Whether the group is aborted, or soon is: then what NCCL tells is a consequence of that.
-    pub(super) fn is_called_off(&self) -> bool {
-        self.shared.wait(ABORT_COMES_WITHIN, |state| state.ends).ends
+    pub(super) fn is_called_off(&self, error: &NcclError) -> bool {
+        self.shared.is_called_off(error)
     }
 
     /// What NCCL told of a failure of this rank, if it did.
@@ -163,13 +168,26 @@ impl Shared {
 
     /// What came of the making; `None` if that takes too long, or is to end.
     fn made(&self, limit: Duration) -> Option<Result<Arc<NcclCommunicator>, NcclError>> {
-        self.wait(limit, |state| state.made.is_some() || state.ends).made.take()
+        let begun = Instant::now();
+        loop {
+            let left = limit.saturating_sub(begun.elapsed());
+            let mut state = self.wait(left.min(LOOK), |state| state.made.is_some() || state.ends);
+            if state.made.is_some() || state.ends || left.is_zero() {
+                return state.made.take();
+            }
+            progress::note();
+        }
     }
 
     /// The state when it is as wanted, or after `limit`.
     fn wait(&self, limit: Duration, is_wanted: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
         let waited = self.changed.wait_timeout_while(self.state(), limit, |state| !is_wanted(state));
         waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn is_called_off(&self, error: &NcclError) -> bool {
+        let within = if error.is_of_a_peer() { PEERS_ABORT_COMES_WITHIN } else { ABORT_COMES_WITHIN };
+        self.wait(within, |state| state.ends).ends
     }
 
     /// Body of the thread.
@@ -194,7 +212,7 @@ impl Shared {
                     let reason = error.to_string();
                     match error {
                         NcclError::Timeout { .. } => abort.abort(&reason),
-                        _ if self.wait(ABORT_COMES_WITHIN, |state| state.ends).ends => {}
+                        error if self.is_called_off(&error) => {}
                         error if error.is_of_a_peer() => abort.abort(&reason),
                         error => {
                             self.state().failure = Some(error);
