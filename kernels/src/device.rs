@@ -1,6 +1,9 @@
 //! Where buffers live and operations run.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 pub use crate::simd::{Isa, UnknownIsa};
 use crate::{KernelError, cuda::device::CudaDevice, team::Team};
@@ -40,6 +43,31 @@ impl Device {
             });
         }
         Ok(Device::Cpu(Arc::new(CpuDevice { team: Team::new(threads)?, isa })))
+    }
+
+    /// What `job` makes of each row of `values`, `width` long, in order; host threads share the rows. A panic of `job` is
+    /// the caller's.
+    pub fn map_rows<R: Send>(
+        &self,
+        values: &mut [f32],
+        width: usize,
+        job: impl Fn(usize, &mut [f32]) -> R + Sync,
+    ) -> Vec<R> {
+        let mut made: Vec<Option<R>> = values.chunks_exact(width.max(1)).map(|_| None).collect();
+        let Device::Cpu(cpu) = self else {
+            let rows = values.chunks_exact_mut(width.max(1)).enumerate();
+            return rows.map(|(row, values)| job(row, values)).collect();
+        };
+        let mut parts: Vec<Mutex<(&mut [f32], &mut Option<R>)>> =
+            values.chunks_exact_mut(width.max(1)).zip(&mut made).map(Mutex::new).collect();
+        let parts = &mut parts[..];
+        cpu.team.for_each(parts.len(), |row| {
+            // Each is locked once.
+            let mut part = parts[row].lock().unwrap_or_else(PoisonError::into_inner);
+            let (values, made) = &mut *part;
+            **made = Some(job(row, values));
+        });
+        made.into_iter().flatten().collect()
     }
 
     /// The host processors, for an operation or a buffer that exists on no other device.

@@ -56,14 +56,13 @@ impl Default for SamplingParams {
 /// NaN counts as minus infinity, also where the temperature makes it. `None` when no logit is left that could be
 /// chosen: the model broke down on this sequence, and any token would be a lie.
 pub fn sample(logits: &mut [f32], params: &SamplingParams, position: u64) -> Option<u32> {
-    let greedy = params.temperature < GREEDY_BELOW;
-    let inverse = if greedy { 1.0 } else { 1.0 / params.temperature };
+    if params.temperature < GREEDY_BELOW {
+        return (largest(logits) > f32::NEG_INFINITY).then(|| argmax(logits));
+    }
+    let inverse = 1.0 / params.temperature;
     logits.iter_mut().for_each(|logit| *logit = number(*logit * inverse));
     if logits.iter().all(|logit| *logit == f32::NEG_INFINITY) {
         return None;
-    }
-    if greedy {
-        return Some(argmax(logits));
     }
     keep_candidates(logits, params);
     Some(gumbel_argmax(logits, params.seed, position))
@@ -74,15 +73,22 @@ fn number(logit: f32) -> f32 {
     if logit.is_nan() { f32::NEG_INFINITY } else { logit }
 }
 
-/// Index of the largest value, the lowest among equals.
+/// Index of the largest value, the lowest among equals; 0 where no value is above minus infinity.
 pub fn argmax(values: &[f32]) -> u32 {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (at, &value) in values.iter().enumerate() {
-        if value > best.1 {
-            best = (at, value);
-        }
+    let largest = largest(values);
+    values.iter().position(|value| *value == largest).unwrap_or(0) as u32
+}
+
+/// The largest value, minus infinity if there is none. Not one after the other, so that it takes many at a time.
+fn largest(values: &[f32]) -> f32 {
+    const LANES: usize = 32;
+    let larger = |a: f32, b: f32| if a > b { a } else { b };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, value)| *lane = larger(*value, *lane));
     }
-    best.0 as u32
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |most, value| larger(*value, most))
 }
 
 /// Log-probability of `token` under the softmax of `logits`, and of the `top` best tokens, best first, ties to the

@@ -8,7 +8,7 @@ mod tests;
 
 use std::ops::Range;
 
-use consort_kernels::sampling::sample;
+use consort_kernels::{device::Device, sampling::sample};
 
 use super::{Draw, Drawn, Model, ModelError, RowOutcome, RowRequest, TokenLogprobs};
 use crate::{batch::Batch, collective::Collective, kv::KvStore};
@@ -39,6 +39,11 @@ pub trait HostModel: Send {
     /// Entries of the vocabulary, the width of a row of logits.
     fn vocab_size(&self) -> usize;
 
+    /// Whose threads draw tokens; the caller alone, where there is none.
+    fn device(&self) -> Option<&Device> {
+        None
+    }
+
     /// Bytes of weights this rank holds.
     fn weight_bytes(&self) -> u64;
 
@@ -51,14 +56,12 @@ pub struct DrawOnHost<M> {
     model: M,
     /// Output rows of the last forward.
     kept_rows: usize,
-    /// One row of logits as they came, for log-probabilities.
-    raw: Vec<f32>,
 }
 
 impl<M: HostModel> DrawOnHost<M> {
     /// Draws from the logits of `model`.
     pub fn new(model: M) -> Self {
-        DrawOnHost { model, kept_rows: 0, raw: Vec::new() }
+        DrawOnHost { model, kept_rows: 0 }
     }
 }
 
@@ -93,12 +96,19 @@ impl<M: HostModel> Model for DrawOnHost<M> {
             )));
         }
         let (vocab_size, rows_max) = (self.model.vocab_size(), self.model.logit_rows_max().max(1));
+        let device = self.model.device().cloned();
         let mut outcomes = Vec::with_capacity(requests.len());
         for group in requests.chunks(rows_max) {
             let first = outcomes.len();
             let logits = self.model.logits(first..first + group.len(), comm)?;
-            let rows = logits.chunks_exact_mut(vocab_size).zip(group);
-            outcomes.extend(rows.map(|(row, request)| outcome(row, request, report, &mut self.raw)));
+            let of_row = |at: usize, row: &mut [f32]| outcome(row, &group[at], report);
+            match &device {
+                Some(device) => outcomes.extend(device.map_rows(logits, vocab_size, of_row)),
+                None => {
+                    let rows = logits.chunks_exact_mut(vocab_size).enumerate();
+                    outcomes.extend(rows.map(|(at, row)| of_row(at, row)));
+                }
+            }
         }
         Ok(outcomes)
     }
@@ -125,20 +135,19 @@ impl<M: HostModel> Model for DrawOnHost<M> {
 }
 
 /// What becomes of one row, which is used up.
-fn outcome(row: &mut [f32], request: &RowRequest<'_>, report: bool, raw: &mut Vec<f32>) -> RowOutcome {
+fn outcome(row: &mut [f32], request: &RowRequest<'_>, report: bool) -> RowOutcome {
     let prompt = request.prompt.filter(|_| report).map(|of| TokenLogprobs::of(row, of.token, of.top));
-    let drawn = request.draw.as_ref().map(|draw| drawn(row, draw, report, raw));
+    let drawn = request.draw.as_ref().map(|draw| drawn(row, draw, report));
     RowOutcome { prompt, drawn }
 }
 
-fn drawn(row: &mut [f32], draw: &Draw<'_>, report: bool, raw: &mut Vec<f32>) -> Drawn {
+fn drawn(row: &mut [f32], draw: &Draw<'_>, report: bool) -> Drawn {
     let wants_logprobs = draw.logprobs.filter(|_| report);
-    raw.clear();
-    if wants_logprobs.is_some() {
-        raw.extend_from_slice(row); // The sampler writes in the row.
-    }
+    // The sampler writes in the row.
+    let raw = wants_logprobs.map(|_| row.to_vec());
     draw.sampling.adjustments.apply(row, draw.history);
     let token = sample(row, draw.sampling, draw.position);
-    let logprobs = token.zip(wants_logprobs).map(|(token, top)| TokenLogprobs::of(raw, token, top));
+    let logprobs =
+        token.zip(wants_logprobs).zip(raw).map(|((token, top), raw)| TokenLogprobs::of(&raw, token, top));
     Drawn { token, logprobs }
 }

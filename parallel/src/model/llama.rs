@@ -193,6 +193,10 @@ impl<T: KvElement> HostModel for Llama<T> {
         self.config.vocab_size
     }
 
+    fn device(&self) -> Option<&Device> {
+        Some(&self.device)
+    }
+
     fn weight_bytes(&self) -> u64 {
         let norms = 4 * (2 * self.layers.len() + 1) * self.config.hidden_size;
         let layers: u64 =
