@@ -16,12 +16,14 @@
 mod cpu;
 pub mod cuda;
 mod finish;
+mod peak;
 mod reference;
 mod rows;
 #[cfg(test)]
 mod tests;
 mod tiles;
 
+pub use peak::peak_flops;
 pub use reference::linear as linear_reference;
 pub(crate) use rows::SharedRows;
 pub use rows::{Rows, RowsMut, RowsView};

@@ -18,6 +18,7 @@ pub(super) const LEAVES: &[&str] = &[
     "kernels/src/kv_append/cpu.rs",
     "kernels/src/linear/cpu.rs",
     "kernels/src/linear/finish.rs",
+    "kernels/src/linear/peak.rs",
     "kernels/src/linear/rows.rs",
     "kernels/src/linear/cuda.rs",
     "kernels/src/linear/tiles.rs",
