@@ -45,8 +45,8 @@ impl Device {
         Ok(Device::Cpu(Arc::new(CpuDevice { team: Team::new(threads)?, isa })))
     }
 
-    /// What `job` makes of each row of `values`, `width` long, in order; host threads share the rows. A panic of `job` is
-    /// the caller's.
+    /// What `job` makes of each row of `values`, `width` long, in order; host threads share the rows. A panic of `job`
+    /// is the caller's.
     pub fn map_rows<R: Send>(
         &self,
         values: &mut [f32],

@@ -18,6 +18,39 @@ fn run_answers_on_standard_output_and_reports_on_standard_error() {
 }
 
 #[test]
+fn bench_measures_what_it_is_asked_for_as_a_table_and_as_json() {
+    let _guard = one_model_at_a_time();
+    let bench = |arguments: &[&str]| {
+        let cases = ["--cases", "8+4,8+1,6+5x3", "--rounds", "2", "--tp", "2", "--dtype", "bfloat16"];
+        let output = consort().arg("bench").arg(model()).args(cases).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let table = bench(&[]);
+    for part in ["bfloat16 on ", "8+4 ", "8+1 ", "6+5x3 ", "loaded in "] {
+        assert!(table.contains(part), "{part} is not in {table}");
+    }
+    let report: serde_json::Value = serde_json::from_str(&bench(&["--json"])).unwrap();
+    assert_eq!((&report["ranks"], &report["dtype"]), (&2.into(), &"bfloat16".into()), "{report}");
+    assert!(report["peak_rss_bytes"].as_u64().unwrap() > 100 << 20, "{report}");
+    let cases = report["cases"].as_array().unwrap();
+    assert_eq!(
+        cases.iter().map(|case| case["case"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["8+4", "8+1", "6+5x3"]
+    );
+    for case in cases {
+        let rounds = case["rounds"].as_array().unwrap();
+        assert_eq!(rounds.len(), 2, "{case}");
+        for round in rounds {
+            for speed in ["first_token_s", "prefill_tokens_per_s", "end_to_end_tokens_per_s"] {
+                assert!(round[speed].as_f64().unwrap() > 0.0, "{speed} of {case}");
+            }
+            assert_eq!(round["decode_tokens_per_s"].is_null(), case["case"] == "8+1", "{case}");
+        }
+    }
+}
+
+#[test]
 fn wrong_calls_say_what_where_and_what_to_do() {
     let fixture = root().join("parallel/fixtures/tiny_llama");
     let tiny = fixture.to_str().unwrap();
@@ -26,7 +59,8 @@ fn wrong_calls_say_what_where_and_what_to_do() {
     let lock = root().join("Cargo.lock");
     let damaged = std::env::temp_dir().join(format!("consort-damaged-{}.gguf", std::process::id()));
     std::fs::write(&damaged, b"GGUF\x03\0\0\0\x01\0\0\0").unwrap();
-    let cases: [(&[&str], i32, &str); 12] = [
+    let cases: [(&[&str], i32, &str); 13] = [
+        (&["bench", tiny, "--cases", "8+0"], 2, "write PROMPT+TOKENS or PROMPT+TOKENSxN"),
         (&["run", "/nowhere/model.gguf", "hi"], 1, "/nowhere/model.gguf"),
         (&["run", tiny, "hi", "--tp", "5"], 1, "4 query heads"),
         (&["run", tiny, "hi", "--dtype", "float8"], 1, "float8"),

@@ -1,4 +1,4 @@
-//! What this machine multiplies at most: products of registers, without memory. The ceiling that benches name a share of.
+//! What this machine multiplies at most: products of registers, without memory. Benches name their share of it.
 #![allow(unsafe_code)]
 
 use std::{
