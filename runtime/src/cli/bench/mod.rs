@@ -112,6 +112,7 @@ pub(super) async fn bench(args: BenchArgs) -> anyhow::Result<()> {
         engine.shutdown(SHUTDOWN_GRACE).await;
         return Ok(());
     }
+    let mut out = std::io::stdout();
     let compute = engine.compute();
     let mut report = Report {
         model,
@@ -124,8 +125,8 @@ pub(super) async fn bench(args: BenchArgs) -> anyhow::Result<()> {
         cases: Vec::new(),
     };
     if !args.json {
-        println!("{}", report::compute_line(compute));
-        println!("{}", tables::HEADER);
+        writeln!(out, "{}", report::compute_line(compute))?;
+        writeln!(out, "{}", tables::HEADER)?;
     }
     let mut seed = 0;
     for case in args.cases {
@@ -138,14 +139,14 @@ pub(super) async fn bench(args: BenchArgs) -> anyhow::Result<()> {
             }
         }
         if !args.json {
-            println!("{}", tables::line(case, &rounds));
+            writeln!(out, "{}", tables::line(case, &rounds))?;
         }
         report.cases.push(Measured { case, rounds });
     }
     report.peak_rss_bytes = peak_rss();
     match args.json {
-        true => println!("{}", serde_json::to_string_pretty(&report)?),
-        false => println!("{}", tables::footer(&report)),
+        true => writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?,
+        false => writeln!(out, "{}", tables::footer(&report))?,
     }
     engine.shutdown(SHUTDOWN_GRACE).await;
     Ok(())
