@@ -21,6 +21,7 @@
 pub mod all_reduce;
 pub mod attention;
 pub mod buffer;
+pub mod ceilings;
 pub mod cuda;
 pub mod device;
 pub mod element;

@@ -253,7 +253,7 @@ unsafe fn chunk<V: Lanes, T: Kernels>(
         for block in seen.clone() {
             let token = first_key + block * BLOCK_KEYS;
             let (page, offset) = (table[token / shape.block_size()] as usize, token % shape.block_size());
-            let head = page * shape.page_elements() + task.kv_head * 2 * shape.half_elements();
+            let head = shape.page_start(page) + task.kv_head * 2 * shape.half_elements();
             let head = call.pages.as_ptr().add(head);
             blocks.keys[block] = head.add(offset / 16 * (shape.padded_dim() / 2) * 32);
             blocks.values[block] = head.add(shape.half_elements() + offset / 2 * 32);

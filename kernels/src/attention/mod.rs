@@ -60,7 +60,7 @@ pub struct PagedSpan {
 /// What the rows of a call read.
 #[derive(Clone, Copy, Debug)]
 pub struct PagedCache<'a, T> {
-    /// One layer's pages.
+    /// One layer's pages, from its first to its last.
     pub pages: View<'a, T>,
     /// Block tables of all spans.
     pub tables: &'a [u32],
@@ -113,7 +113,7 @@ fn check_spans(
     tables: &[u32],
     elements: usize,
 ) -> Result<(), KernelError> {
-    let count = elements.checked_div(shape.pages.page_elements()).unwrap_or(0);
+    let count = shape.pages.pages_in(elements);
     let mut next = 0;
     for span in spans {
         KernelError::check_len("attention", "first row of a span", span.rows.start, next)?;

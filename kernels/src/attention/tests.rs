@@ -60,18 +60,21 @@ struct World<T> {
     spans: Vec<PagedSpan>,
 }
 
+/// Pages lie among those of so many layers, which hold NaN here.
+const LAYERS: usize = 3;
+
 fn world<T: Kernels>(device: &Device, case: &Case) -> World<T> {
     let mut numbers = Numbers(42);
     let kv_heads = case.kv_of_query.iter().max().unwrap() + 1;
     let (dim, queries) = (case.head_dim, case.kv_of_query.len());
-    let pages = PageShape::new(case.block_size, kv_heads, dim).unwrap();
+    let pages = PageShape::new(case.block_size, kv_heads, dim).unwrap().among(LAYERS);
     let (kv_of_query, scale) = (case.kv_of_query.clone(), (dim as f32).powf(-0.5));
     let shape = AttentionShape { pages, kv_of_query, scale, window: case.window };
     let rows: usize = case.spans.iter().map(|(_, rows)| rows).sum();
     let heads = Heads { stride: queries * dim + 5, first: 2, count: queries, dim };
     let blocks: usize = case.spans.iter().map(|(context, _)| context.div_ceil(case.block_size)).sum();
     // Stale pages hold NaN: a kernel that multiplies what a row must not see is found.
-    let mut storage = vec![T::round(f32::NAN); (blocks + 3) * pages.page_elements()];
+    let mut storage = vec![T::round(f32::NAN); ((blocks + 2) * LAYERS + 1) * pages.page_elements()];
     let (mut tables, mut spans, mut keys, mut values, mut first_row) = (vec![], vec![], vec![], vec![], 0);
     let mut free: Vec<u32> = (0..blocks as u32 + 3).rev().collect();
     for &(context, rows) in &case.spans {
@@ -209,7 +212,7 @@ fn an_infinite_value_reaches_no_row_before_it() {
         // The value of position 20 of the first sequence, in every dimension of both heads.
         let (shape, page) = (world.shape.pages, world.tables[1] as usize);
         for head in 0..2 {
-            let half = page * shape.page_elements() + (2 * head + 1) * shape.half_elements();
+            let half = shape.page_start(page) + (2 * head + 1) * shape.half_elements();
             for dim in 0..case.head_dim {
                 world.pages[half + shape.value_at::<bf16>(4, dim)] = bf16::INFINITY;
             }
@@ -254,7 +257,7 @@ fn poison_before_the_window<T: Kernels>() {
             // Key and value of one position, NaN in every dimension of both heads.
             let (shape, page) = (world.shape.pages, world.tables[POISONED / 16] as usize);
             for head in 0..2 {
-                let at = page * shape.page_elements() + 2 * head * shape.half_elements();
+                let at = shape.page_start(page) + 2 * head * shape.half_elements();
                 for dim in 0..case.head_dim {
                     world.pages[at + shape.key_at::<T>(POISONED % 16, dim)] = T::round(f32::NAN);
                     let value = shape.half_elements() + shape.value_at::<T>(POISONED % 16, dim);
@@ -284,7 +287,7 @@ fn other_pages_behind_the_window<T: Kernels>() {
         for device in devices() {
             let mut world = world::<T>(&device, &case);
             let before = attend(&device, &world, &world.spans, &world.queries);
-            let count = world.pages.len() / world.shape.pages.page_elements();
+            let count = world.shape.pages.pages_in(world.pages.len());
             let spare = (0..count as u32).find(|page| !world.tables.contains(page)).unwrap();
             let last = *world.tables.last().unwrap();
             // A page that holds NaN, and one of another sequence.

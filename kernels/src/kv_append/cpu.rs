@@ -21,7 +21,7 @@ pub(super) fn kv_append<T: Element>(
         let heads = if is_value { values } else { keys };
         for (row, &slot) in slots.iter().enumerate() {
             let (page, offset) = (slot as usize / shape.block_size, slot as usize % shape.block_size);
-            let first = page * shape.page_elements() + part * shape.half_elements();
+            let first = shape.page_start(page) + part * shape.half_elements();
             // SAFETY: each part of every page is visited by one member only.
             let half = unsafe { pages.range_mut(first..first + shape.half_elements()) };
             let x = &x[row * heads.stride + heads.first + head * heads.dim..][..heads.dim];

@@ -2,7 +2,9 @@
 //!
 //! Row `i` of `keys` and `values` (heads within wider rows, f32) goes to slot `slots[i] = page · block_size + offset`,
 //! rounded to `T`. A page of one layer holds, per KV head, keys then values in the pairs that attention reads:
-//! keys `[tokens / 16][dims / 2][16 tokens x 2 dims]`, values `[dims / 16][tokens / 2][16 dims x 2 tokens]`.
+//! keys `[tokens / 16][dims / 2][16 tokens x 2 dims]`, values `[dims / 16][tokens / 2][16 dims x 2 tokens]`. Pages of
+//! one layer follow each other, or lie among those of other layers (`[blocks][layers]`), so that a block is one stretch
+//! of memory.
 
 mod cpu;
 mod reference;
@@ -24,6 +26,8 @@ pub struct PageShape {
     block_size: usize,
     kv_heads: usize,
     head_dim: usize,
+    /// Pages from one of a layer to its next.
+    layers: usize,
 }
 
 impl PageShape {
@@ -42,7 +46,13 @@ impl PageShape {
         if elements.is_none() {
             return refuse(format!("{block_size} tokens of {kv_heads} heads of {head_dim} overflow"));
         }
-        Ok(PageShape { block_size, kv_heads, head_dim })
+        Ok(PageShape { block_size, kv_heads, head_dim, layers: 1 })
+    }
+
+    /// The same pages of one layer where the pages of `layers` layers lie side by side, block after block: the next page
+    /// of a layer is so many pages on.
+    pub fn among(self, layers: usize) -> PageShape {
+        PageShape { layers: layers.max(1), ..self }
     }
 
     /// Tokens of a page; a multiple of 16.
@@ -75,6 +85,29 @@ impl PageShape {
         2 * self.kv_heads * self.half_elements()
     }
 
+    /// Where a page of the layer begins, counted from its first page's begin.
+    pub(crate) fn page_start(&self, page: usize) -> usize {
+        page * self.layers * self.page_elements()
+    }
+
+    /// Pages of the layer in `elements` that begin with its first page.
+    pub(crate) fn pages_in(&self, elements: usize) -> usize {
+        let page = self.page_elements();
+        match elements.checked_sub(page) {
+            Some(behind) if page > 0 => behind / (self.layers * page) + 1,
+            _ => 0,
+        }
+    }
+
+    /// Refuses pages that lie among those of other layers.
+    pub(crate) fn require_dense(&self, operation: &'static str) -> Result<(), KernelError> {
+        if self.layers == 1 {
+            return Ok(());
+        }
+        let reason = "the pages of a layer have to follow each other".to_owned();
+        Err(KernelError::Unsupported { operation, reason })
+    }
+
     /// Offset in a head's keys of dimension `dim` of the token at `offset`.
     pub(crate) fn key_at<T: Element>(&self, offset: usize, dim: usize) -> usize {
         (offset / 16 * (self.padded_dim() / 2) + dim / 2) * 32 + T::pair_offset(offset % 16, dim % 2)
@@ -104,8 +137,7 @@ pub fn kv_append<T: Element + Plain>(
         KernelError::check_len("kv_append", "heads", heads.count, shape.kv_heads)?;
         KernelError::check_len("kv_append", "head", heads.dim, shape.head_dim)?;
     }
-    let page_elements = shape.page_elements();
-    let capacity = pages.len().checked_div(page_elements).unwrap_or(0) * shape.block_size;
+    let capacity = shape.pages_in(pages.len()) * shape.block_size;
     for &slot in slots {
         KernelError::check_index("kv_append", "slot", slot as usize, capacity)?;
     }

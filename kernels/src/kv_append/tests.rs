@@ -27,21 +27,21 @@ fn every_element_of_a_page_has_its_own_place() {
     }
 }
 
-fn against_reference<T: Element + Plain>() {
+fn against_reference<T: Element + Plain>(layers: usize) {
     let device = &devices()[0];
-    let shape = PageShape::new(16, 2, 24).unwrap();
+    let shape = PageShape::new(16, 2, 24).unwrap().among(layers);
     let keys = Heads { stride: 200, first: 10, count: 2, dim: 24 };
     let values = Heads { first: 100, ..keys };
     let slots = [17, 40, 2, 31];
     let x = Numbers(9).vec(slots.len() * 200);
-    let mut pages = vec![T::default(); 3 * shape.page_elements()];
+    let mut pages = vec![T::default(); (2 * layers + 1) * shape.page_elements()];
     kv_append(device, View::from(&x[..]), keys, values, &slots, shape, ViewMut::from(&mut pages[..]))
         .unwrap();
     let mut cache = vec![0.0; 3 * 16 * 2 * 2 * 24];
     kv_append_reference(&x, keys, values, &slots, &mut cache);
     for slot in 0..48 {
         for head in 0..2 {
-            let half = slot / 16 * shape.page_elements() + head * 2 * shape.half_elements();
+            let half = slot / 16 * layers * shape.page_elements() + head * 2 * shape.half_elements();
             for dim in 0..24 {
                 let expected = &cache[(slot * 2 + head) * 48..];
                 let k = pages[half + shape.key_at::<T>(slot % 16, dim)];
@@ -57,8 +57,10 @@ fn against_reference<T: Element + Plain>() {
 
 #[test]
 fn rows_land_in_their_slots_and_nowhere_else() {
-    against_reference::<f32>();
-    against_reference::<bf16>();
+    for layers in [1, 4] {
+        against_reference::<f32>(layers);
+        against_reference::<bf16>(layers);
+    }
 }
 
 #[test]
@@ -70,6 +72,13 @@ fn a_slot_beyond_the_pool_is_refused_before_anything_is_written() {
     let mut pages = vec![0.0f32; shape.page_elements()];
     let result =
         kv_append(device, View::from(&x[..]), heads, heads, &[0, 16], shape, ViewMut::from(&mut pages[..]));
+    assert_eq!(result.unwrap_err().to_string(), "kv_append: slot 16 is outside 0..16");
+    assert!(pages.iter().all(|x| *x == 0.0));
+    // Two pages, if they followed each other; of three layers, only the first page of one.
+    let mut pages = vec![0.0f32; 2 * shape.page_elements()];
+    let among = shape.among(3);
+    let result =
+        kv_append(device, View::from(&x[..]), heads, heads, &[0, 16], among, ViewMut::from(&mut pages[..]));
     assert_eq!(result.unwrap_err().to_string(), "kv_append: slot 16 is outside 0..16");
     assert!(pages.iter().all(|x| *x == 0.0));
     assert!(PageShape::new(20, 1, 16).is_err());

@@ -128,6 +128,7 @@ fn check_lengths(
     places: &RowPlaces<'_>,
 ) -> Result<(), KernelError> {
     let (rows, dim) = (places.slots.len(), shape.pages.head_dim());
+    shape.pages.require_dense("qkv")?;
     KernelError::check_index("qkv", "rotated dimension", shape.rotary_dim, dim + 1)?;
     if !shape.rotary_dim.is_multiple_of(2) {
         let reason = format!("{} dimensions cannot turn in pairs", shape.rotary_dim);

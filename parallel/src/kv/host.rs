@@ -7,7 +7,8 @@ use consort_kernels::{DType, KernelError, buffer::Buffer, device::Device, elemen
 use super::KvLayout;
 use crate::ids::BlockId;
 
-/// `[layers of a page][blocks][page]`, of the layout's type.
+/// `[blocks][layers of a page][page]`, of the layout's type. The system gives memory in stretches of megabytes: a block
+/// is one piece of such a stretch, so that a short sequence takes one and not one for each layer.
 pub(crate) enum HostPages {
     F32(Buffer<f32>),
     Bf16(Buffer<bf16>),
@@ -37,7 +38,7 @@ impl KvElement for bf16 {
     }
 }
 
-/// One slot's part of the pool.
+/// One slot's part of the pool: from its first page to its last, with those of other slots between them.
 pub(crate) struct KvLayer<'a, T> {
     pub(crate) buffer: &'a mut Buffer<T>,
     pub(crate) range: Range<usize>,
@@ -60,22 +61,14 @@ impl HostPages {
         })
     }
 
-    /// Copies pages `(from, to)` of checked numbers from another pool. Pools have so many blocks.
+    /// Copies blocks `(from, to)` of checked numbers from another pool.
     pub(super) fn copy_from(
         &mut self,
-        blocks: usize,
         source: &HostPages,
-        source_blocks: usize,
-        pairs: impl Iterator<Item = (usize, usize)> + Clone,
+        pairs: impl Iterator<Item = (usize, usize)>,
         layout: &KvLayout,
     ) {
-        let page = layout.pages.page_elements();
-        let parts = (0..layout.layers_per_page).flat_map(|slot| {
-            pairs.clone().map(move |(from, to)| {
-                let (from, to) = ((slot * source_blocks + from) * page, (slot * blocks + to) * page);
-                (from..from + page, to..to + page)
-            })
-        });
+        let parts = pairs.map(|(from, to)| (layout.block_elements(from), layout.block_elements(to)));
         match (self, source) {
             (HostPages::F32(to), HostPages::F32(from)) => {
                 copy_parts(from.as_slice(), to.as_mut_slice(), parts)
@@ -91,29 +84,34 @@ impl HostPages {
         &mut self,
         slot: usize,
         layout: &KvLayout,
-        blocks: usize,
     ) -> Result<KvLayer<'_, T>, KernelError> {
-        let elements = layout.pages.page_elements() * blocks;
+        let page = layout.pages.page_elements();
         let buffer = T::of(self).ok_or_else(|| KernelError::Unsupported {
             operation: "kv store",
             reason: format!("it holds {}, the model computes with {}", layout.dtype, T::DTYPE),
         })?;
-        Ok(KvLayer { buffer, range: slot * elements..(slot + 1) * elements })
+        // Behind the last page of the slot are those of later slots.
+        let end = buffer.len().saturating_sub((layout.layers_per_page - 1 - slot) * page);
+        Ok(KvLayer { buffer, range: (slot * page).min(end)..end })
     }
 
-    /// Copies pages of checked numbers, in every slot.
-    pub(super) fn copy(&mut self, copies: &[(BlockId, BlockId)], layout: &KvLayout, blocks: usize) {
-        let page = layout.pages.page_elements();
+    /// Copies blocks of checked numbers.
+    pub(super) fn copy(&mut self, copies: &[(BlockId, BlockId)], layout: &KvLayout) {
         for &(from, to) in copies {
-            for slot in 0..layout.layers_per_page {
-                let of = |block: BlockId| (slot * blocks + block.index()) * page;
-                let (from, to) = (of(from)..of(from) + page, of(to));
-                match self {
-                    HostPages::F32(buffer) => buffer.as_mut_slice().copy_within(from, to),
-                    HostPages::Bf16(buffer) => buffer.as_mut_slice().copy_within(from, to),
-                }
+            let (from, to) = (layout.block_elements(from.index()), layout.block_elements(to.index()).start);
+            match self {
+                HostPages::F32(buffer) => buffer.as_mut_slice().copy_within(from, to),
+                HostPages::Bf16(buffer) => buffer.as_mut_slice().copy_within(from, to),
             }
         }
+    }
+}
+
+impl KvLayout {
+    /// Where a block is in host memory.
+    fn block_elements(&self, block: usize) -> Range<usize> {
+        let elements = self.pages.page_elements() * self.layers_per_page;
+        block * elements..(block + 1) * elements
     }
 }
 

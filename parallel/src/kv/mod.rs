@@ -2,8 +2,9 @@
 //!
 //! A [`BlockId`] names a page: some tokens' keys and values in all layers of one of the model's [groups](KvGroups), the
 //! same page on every rank. Which page belongs to whom, and to which group, is the scheduler's knowledge; here is only
-//! memory, `[layers of a page][pages][page of one layer]`. Callers see no address of it: pages may be a device's, and
-//! then only kernels touch them.
+//! memory: `[pages][layers of a page][page of one layer]` in a host's, where a short sequence shall touch little of it,
+//! `[layers of a page][pages][page of one layer]` in a device's. Callers see no address of it: pages may be a device's,
+//! and then only kernels touch them.
 
 mod cuda;
 mod groups;
@@ -37,6 +38,11 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
+    /// The pages of one layer as they lie in host memory, from the layer's first.
+    pub(crate) fn host_pages(&self) -> PageShape {
+        self.pages.among(self.layers_per_page)
+    }
+
     /// Bytes of one block on this rank, over all layers of its page.
     pub fn block_bytes(&self) -> u64 {
         (self.pages.page_elements() * self.layers_per_page * self.dtype.bytes()) as u64
@@ -93,7 +99,7 @@ impl KvStore {
         let pairs: Vec<(u32, u32)> = copies.iter().map(|(from, to)| (from.0, to.0)).collect();
         check_copies(&pairs, self.blocks)?;
         match &mut self.pages {
-            Pages::Host(pages) => pages.copy(copies, &self.layout, self.blocks),
+            Pages::Host(pages) => pages.copy(copies, &self.layout),
             Pages::Device(pages) => pages.copy(copies, &self.layout)?,
         }
         Ok(())
@@ -102,7 +108,7 @@ impl KvStore {
     /// One slot of all pages in host memory: one layer of each group. The pool must be there, and hold `T`.
     pub(crate) fn slot_mut<T: KvElement>(&mut self, slot: usize) -> Result<KvLayer<'_, T>, KernelError> {
         match &mut self.pages {
-            Pages::Host(pages) => pages.slot_mut(slot, &self.layout, self.blocks),
+            Pages::Host(pages) => pages.slot_mut(slot, &self.layout),
             Pages::Device(_) => Err(elsewhere("a CUDA device", "the host")),
         }
     }

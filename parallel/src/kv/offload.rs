@@ -66,13 +66,13 @@ impl KvStore {
             return Ok(());
         }
         check_transfers(saves, loads, self.blocks, self.host_blocks())?;
-        let Some(OffloadPool { blocks, memory }) = &mut self.offload else { return Ok(()) };
+        let Some(OffloadPool { memory, .. }) = &mut self.offload else { return Ok(()) };
         match (memory, &mut self.pages) {
             (Memory::Host(host), Pages::Host(pages)) => {
                 let out = saves.iter().map(|(from, to)| (from.index(), to.index()));
-                host.copy_from(*blocks, pages, self.blocks, out, &self.layout);
+                host.copy_from(pages, out, &self.layout);
                 let back = loads.iter().map(|(from, to)| (from.index(), to.index()));
-                pages.copy_from(self.blocks, host, *blocks, back, &self.layout);
+                pages.copy_from(host, back, &self.layout);
                 Ok(())
             }
             (Memory::Device(host), Pages::Device(pages)) => {

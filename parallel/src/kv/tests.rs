@@ -3,6 +3,17 @@ use consort_kernels::element::bf16;
 use super::*;
 use crate::ids::HostBlock;
 
+/// The pages of one layer of `layers`, in order.
+fn pages_mut<'a, T: KvElement>(
+    layer: &'a mut KvLayer<'_, T>,
+    page: usize,
+    layers: usize,
+) -> impl Iterator<Item = &'a mut [T]> {
+    layer.buffer.as_mut_slice()[layer.range.clone()]
+        .chunks_mut(page * layers)
+        .map(move |pages| &mut pages[..page])
+}
+
 #[test]
 fn a_copied_block_is_whole_in_every_layer_and_leaves_the_others_alone() {
     let device = Device::cpu(1).unwrap();
@@ -17,23 +28,18 @@ fn a_copied_block_is_whole_in_every_layer_and_leaves_the_others_alone() {
     assert_eq!(layout.block_bytes(), 3 * 2 * 2 * 16 * 16 * 4);
     assert_eq!(store.bytes(), 4 * layout.block_bytes());
     for layer in 0..3 {
-        let layer_pages = store.slot_mut::<f32>(layer).unwrap();
-        let (range, buffer) = (layer_pages.range, layer_pages.buffer);
-        for (at, x) in buffer.as_mut_slice()[range].iter_mut().enumerate() {
-            *x = (layer * 10 + at / page) as f32;
+        let mut layer_pages = store.slot_mut::<f32>(layer).unwrap();
+        for (block, values) in pages_mut(&mut layer_pages, page, 3).enumerate() {
+            values.fill((layer * 10 + block) as f32);
         }
     }
     store.copy_blocks(&[]).unwrap();
     store.copy_blocks(&[(BlockId(2), BlockId(0))]).unwrap();
     for layer in 0..3 {
-        let layer_pages = store.slot_mut::<f32>(layer).unwrap();
-        let pages = &layer_pages.buffer.as_slice()[layer_pages.range];
-        let firsts: Vec<f32> = (0..4).map(|block| pages[block * page]).collect();
-        assert_eq!(
-            firsts,
-            [layer * 10 + 2, layer * 10 + 1, layer * 10 + 2, layer * 10 + 3].map(|x| x as f32)
-        );
-        assert!(pages[..page].iter().all(|x| *x == firsts[0]));
+        let mut layer_pages = store.slot_mut::<f32>(layer).unwrap();
+        for (values, block) in pages_mut(&mut layer_pages, page, 3).zip([2, 1, 2, 3]) {
+            assert!(values.iter().all(|x| *x == (layer * 10 + block) as f32));
+        }
     }
     assert!(store.slot_mut::<bf16>(0).is_err());
 }
@@ -74,17 +80,16 @@ fn numbered(dtype: DType, host_blocks: usize) -> (KvStore, usize) {
     let mut store = KvStore::new(&device, layout, 4).unwrap().with_host_pool(&device, host_blocks).unwrap();
     let page = layout.pages.page_elements();
     for layer in 0..2 {
-        let value = |at: usize| (10 * layer + at / page) as f32;
+        let value = |block: usize| (10 * layer + block) as f32;
         match dtype {
             DType::F32 => {
-                let pages = store.slot_mut::<f32>(layer).unwrap();
-                let elements = &mut pages.buffer.as_mut_slice()[pages.range];
-                elements.iter_mut().enumerate().for_each(|(at, x)| *x = value(at));
+                let mut pages = store.slot_mut::<f32>(layer).unwrap();
+                pages_mut(&mut pages, page, 2).enumerate().for_each(|(block, page)| page.fill(value(block)));
             }
             DType::BF16 => {
-                let pages = store.slot_mut::<bf16>(layer).unwrap();
-                let elements = &mut pages.buffer.as_mut_slice()[pages.range];
-                elements.iter_mut().enumerate().for_each(|(at, x)| *x = bf16::from_f32(value(at)));
+                let mut pages = store.slot_mut::<bf16>(layer).unwrap();
+                let pages = pages_mut(&mut pages, page, 2).enumerate();
+                pages.for_each(|(block, page)| page.fill(bf16::from_f32(value(block))));
             }
         }
     }
@@ -93,21 +98,21 @@ fn numbered(dtype: DType, host_blocks: usize) -> (KvStore, usize) {
 
 /// What each page of a layer holds, where all of it is the same.
 fn pages_of(store: &mut KvStore, layer: usize, page: usize) -> Vec<f32> {
-    let elements: Vec<f32> = match store.layout().dtype {
+    fn of_page<T: Copy + PartialEq>(values: &mut [T]) -> T {
+        assert!(values.iter().all(|x| *x == values[0]), "a page was moved in part");
+        values[0]
+    }
+    let layers = store.layout().layers_per_page;
+    match store.layout().dtype {
         DType::F32 => {
-            let pages = store.slot_mut::<f32>(layer).unwrap();
-            pages.buffer.as_slice()[pages.range].to_vec()
+            let mut pages = store.slot_mut::<f32>(layer).unwrap();
+            pages_mut(&mut pages, page, layers).map(of_page).collect()
         }
         DType::BF16 => {
-            let pages = store.slot_mut::<bf16>(layer).unwrap();
-            pages.buffer.as_slice()[pages.range].iter().map(|x| x.to_f32()).collect()
+            let mut pages = store.slot_mut::<bf16>(layer).unwrap();
+            pages_mut(&mut pages, page, layers).map(|values| of_page(values).to_f32()).collect()
         }
-    };
-    let of_page = |page: &[f32]| {
-        assert!(page.iter().all(|x| *x == page[0]), "a page was moved in part");
-        page[0]
-    };
-    elements.chunks_exact(page).map(of_page).collect()
+    }
 }
 
 #[test]
@@ -156,4 +161,21 @@ fn transfers_of_pages_that_are_not_there_or_that_others_use_are_refused_before_a
     let (mut store, _) = numbered(DType::F32, 0);
     assert!(store.transfer(0, &[(BlockId(0), HostBlock(0))], &[]).is_err(), "there is no host pool");
     assert!(store.transfer(0, &[], &[]).is_ok());
+}
+
+#[test]
+fn a_block_is_one_stretch_of_memory_in_which_each_layer_has_its_own() {
+    let device = Device::cpu(1).unwrap();
+    let pages = PageShape::new(16, 2, 16).unwrap();
+    let layout = KvLayout { pages, layers_per_page: 3, groups: 1, dtype: DType::F32 };
+    let (page, mut store) = (pages.page_elements(), KvStore::new(&device, layout, 4).unwrap());
+    let mut begins = Vec::new();
+    for layer in 0..3 {
+        let layer_pages = store.slot_mut::<f32>(layer).unwrap();
+        assert_eq!(layer_pages.range.len(), (3 * 3 + 1) * page, "four pages with two others between each");
+        begins.push(layer_pages.range.start);
+    }
+    assert_eq!(begins, [0, page, 2 * page]);
+    let mut empty = KvStore::new(&device, layout, 0).unwrap();
+    assert!((0..3).all(|layer| empty.slot_mut::<f32>(layer).unwrap().range.is_empty()));
 }

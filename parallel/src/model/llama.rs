@@ -72,7 +72,7 @@ impl<T: KvElement> Llama<T> {
         let sights = groups.places().iter().zip(&config.layer_windows).map(|(&place, &window)| Sight {
             window,
             place,
-            pages: kv_layout.pages,
+            pages: kv_layout.host_pages(),
         });
         let embedding = VocabParallelEmbedding::load(&loader, "model.embed_tokens.weight", share, config)?;
         let layers = sights

@@ -40,7 +40,10 @@ pub(super) fn rank_line(rank: &RankStatus) -> String {
 
 /// `bfloat16 on amx, 2 threads for each rank`.
 pub(super) fn compute_line(compute: Compute) -> String {
-    let Compute { dtype, isa, threads_per_rank } = compute;
+    let Compute { on_cpus, dtype, isa, threads_per_rank } = compute;
+    if !on_cpus {
+        return format!("{dtype} on CUDA");
+    }
     let noun = if threads_per_rank == 1 { "thread" } else { "threads" };
     format!("{dtype} on {isa}, {threads_per_rank} {noun} for each rank")
 }

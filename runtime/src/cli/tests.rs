@@ -158,11 +158,12 @@ fn ranks_of_several_replicas_are_told_apart() {
 
 #[test]
 fn the_way_of_computing_is_told_in_one_line() {
-    let line = |threads_per_rank| {
-        report::compute_line(Compute { dtype: "bfloat16", isa: Isa::Avx2, threads_per_rank })
-    };
+    let compute =
+        |threads_per_rank| Compute { on_cpus: true, dtype: "bfloat16", isa: Isa::Avx2, threads_per_rank };
+    let line = |threads_per_rank| report::compute_line(compute(threads_per_rank));
     assert_eq!(line(1), "bfloat16 on avx2, 1 thread for each rank");
     assert_eq!(line(2), "bfloat16 on avx2, 2 threads for each rank");
+    assert_eq!(report::compute_line(Compute { on_cpus: false, ..compute(2) }), "bfloat16 on CUDA");
 }
 
 #[test]

@@ -328,6 +328,8 @@ struct Prepared {
 /// How the ranks compute.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Compute {
+    /// Whether they do on the host's processors. Of an instruction set and of threads nothing depends otherwise.
+    pub(crate) on_cpus: bool,
     /// `bfloat16` or `float32`.
     pub(crate) dtype: &'static str,
     pub(crate) isa: Isa,
@@ -366,8 +368,12 @@ impl Prepared {
             defaults: sizing::sane(checkpoint.generation_defaults()),
         };
         let computed = plan.computed();
-        let compute =
-            Compute { dtype: computed.dtype, isa: computed.isa, threads_per_rank: computed.threads_per_rank };
+        let compute = Compute {
+            on_cpus: topology.is_on_cpus(),
+            dtype: computed.dtype,
+            isa: computed.isa,
+            threads_per_rank: computed.threads_per_rank,
+        };
         tracing::info!(
             model = %checkpoint.path().display(),
             ranks = topology.tensor_parallel_size(),

@@ -356,7 +356,7 @@ impl Topology {
     }
 
     /// Whether all ranks are on the host's processor.
-    fn is_on_cpus(&self) -> bool {
+    pub(crate) fn is_on_cpus(&self) -> bool {
         self.devices.iter().all(DeviceSpec::is_cpu)
     }
 

@@ -292,6 +292,7 @@ pub fn workspace_floats_max(
 
 /// Query heads in the order of their KV heads, each of which is there.
 fn check_heads(shape: &AttentionShape) -> Result<(), KernelError> {
+    shape.pages.require_dense("attention")?;
     for &kv in &shape.kv_of_query {
         KernelError::check_index("attention", "KV head", kv, shape.pages.kv_heads())?;
     }

@@ -545,6 +545,11 @@ fn plans_that_point_outside_are_refused() {
         Plan::new(shape, chunks, &[span], 20, &world.tables, pages).map(|_| ())
     };
     assert!(plan(&world.shape, FILL, good.clone(), 5).is_ok());
+    let among = AttentionShape { pages: world.shape.pages.among(2), ..world.shape.clone() };
+    assert!(
+        plan(&among, FILL, good.clone(), 5).is_err(),
+        "its kernels know no pages of other layers between"
+    );
     for span in [
         PagedSpan { rows: 0..21, ..good.clone() },
         PagedSpan { context_len: 33, ..good.clone() },

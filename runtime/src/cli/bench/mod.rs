@@ -4,6 +4,7 @@
 //! their limit. Nothing is told of a speed but medians over rounds, with their ranges.
 
 mod case;
+mod machine;
 mod tables;
 
 use std::{
@@ -16,7 +17,7 @@ use anyhow::Context;
 use clap::Args;
 use serde::Serialize;
 
-use self::case::Case;
+use self::{case::Case, machine::Machine};
 use super::{
     args::{ModelArgs, ServerArgs},
     progress::LoadBars,
@@ -92,8 +93,12 @@ struct Report {
     ranks: usize,
     threads_per_rank: usize,
     load_s: f64,
+    /// Of all ranks.
+    weight_bytes: u64,
     /// Of this process, so far; absent where the system does not tell.
     peak_rss_bytes: Option<u64>,
+    /// What the host's processors do at most; absent where the ranks are on others.
+    machine: Option<Machine>,
     cases: Vec<Measured>,
 }
 
@@ -114,14 +119,17 @@ pub(super) async fn bench(args: BenchArgs) -> anyhow::Result<()> {
     }
     let mut out = std::io::stdout();
     let compute = engine.compute();
+    let ranks = engine.status().ensemble.ranks;
     let mut report = Report {
         model,
         dtype: compute.dtype.to_string(),
         isa: compute.isa.to_string(),
-        ranks: engine.status().ensemble.ranks.len(),
+        ranks: ranks.len(),
         threads_per_rank: compute.threads_per_rank,
         load_s,
+        weight_bytes: ranks.iter().map(|rank| rank.weight_bytes).sum(),
         peak_rss_bytes: None,
+        machine: None,
         cases: Vec::new(),
     };
     if !args.json {
@@ -144,6 +152,7 @@ pub(super) async fn bench(args: BenchArgs) -> anyhow::Result<()> {
         report.cases.push(Measured { case, rounds });
     }
     report.peak_rss_bytes = peak_rss();
+    report.machine = machine::measure(&engine)?;
     match args.json {
         true => writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?,
         false => writeln!(out, "{}", tables::footer(&report))?,
@@ -152,7 +161,7 @@ pub(super) async fn bench(args: BenchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One line for each line: `ready` first, then what each case took.
+/// One line for each line: `ready` first, then what each case took, or what the machine does where `machine` is asked.
 async fn follow(engine: &Engine) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "ready")?;
@@ -168,10 +177,16 @@ async fn follow(engine: &Engine) -> anyhow::Result<()> {
     });
     let mut seed = 0;
     while let Some(line) = received.recv().await {
-        let case: Case = line?.trim().parse().map_err(anyhow::Error::msg)?;
-        seed += 1;
-        let round = run(engine, case, seed).await?;
-        let answer = serde_json::json!({ "round": round, "peak_rss_bytes": peak_rss() });
+        let line = line?;
+        let answer = match line.trim() {
+            "machine" => serde_json::json!({ "machine": machine::measure(engine)? }),
+            case => {
+                let case: Case = case.parse().map_err(anyhow::Error::msg)?;
+                seed += 1;
+                let round = run(engine, case, seed).await?;
+                serde_json::json!({ "round": round, "peak_rss_bytes": peak_rss() })
+            }
+        };
         writeln!(out, "{answer}")?;
         out.flush()?;
     }

@@ -1,5 +1,7 @@
 //! What people read of a bench.
 
+use std::fmt::Write as _;
+
 use super::{Case, Report, Round};
 use crate::cli::report::size;
 
@@ -30,7 +32,18 @@ fn shown((least, median, most): (f64, f64, f64)) -> String {
 
 pub(super) fn footer(report: &Report) -> String {
     let memory = report.peak_rss_bytes.map(|bytes| format!(", {} of memory at most", size(bytes)));
-    format!("loaded in {:.2} s{}", report.load_s, memory.unwrap_or_default())
+    let mut text = format!("loaded in {:.2} s{}", report.load_s, memory.unwrap_or_default());
+    if let Some(machine) = report.machine {
+        let _ = write!(
+            text,
+            "\nat most, {} of weights are read {:.0} times a second ({:.1} GB/s), and {:.2} TFLOP/s are multiplied",
+            size(report.weight_bytes),
+            machine.decode_tokens_per_s,
+            machine.read_bytes_per_s / 1e9,
+            machine.flops / 1e12
+        );
+    }
+    text
 }
 
 #[cfg(test)]
