@@ -1,68 +1,135 @@
 //! The CPU's operations one by one, on shapes of SmolLM2-135M and of an 8B Llama: what each costs, and what share of
 //! what this machine can do.
 //!
-//! `cargo bench -p consort-kernels --bench ops [-- THREADS]`. Ceilings are measured first: memory that all threads read
-//! together, and products of registers. A product of few rows is bound by its weights, which are more here than any
-//! cache holds; one of many by multiplications. Figures are medians; on a shared machine compare those of one run.
-//! `--test` runs a short pass.
+//! `cargo bench -p consort-kernels --bench ops [-- FILTER]`, with as many threads as cores, or `CONSORT_BENCH_THREADS`.
+//! Ceilings are measured first: memory that all threads read together, and products of registers. A product of few rows
+//! is bound by its weights, which are more here than any cache holds; one of many by multiplications. On a shared
+//! machine compare figures of one run.
 
-#![expect(clippy::print_stdout, reason = "a bench prints its tables")]
+#![expect(clippy::print_stdout, reason = "a bench tells what the machine does")]
 
-use std::{
-    hint::black_box,
-    thread,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use consort_kernels::{
     KernelError,
     attention::{AttentionShape, PagedCache, PagedSpan, attention},
-    buffer::{Buffer, View, ViewMut},
+    buffer::{View, ViewMut},
+    ceilings::{peak_flops, read_speed},
     device::Device,
     element::bf16,
     kv_append::PageShape,
-    linear::{Rows, Weight, linear, linear_add, linear_swiglu, peak_flops},
+    linear::{Rows, Weight, linear, linear_add, linear_swiglu},
     rms_norm::rms_norm,
     rope::Heads,
+};
+use criterion::{
+    Criterion, Throughput,
+    measurement::{Measurement, ValueFormatter, WallTime},
 };
 
 /// Weights that no cache holds: copies of a matrix are used in turn until they are so many bytes.
 const COLD_BYTES: usize = 512 << 20;
 
-/// What a machine can do.
-struct Ceilings {
+/// Time, and what was done in it as a share of what this machine does at most.
+struct OfMachine {
     bytes_per_s: f64,
     flops: f64,
 }
 
+impl Measurement for OfMachine {
+    type Intermediate = Instant;
+    type Value = Duration;
+
+    fn start(&self) -> Instant {
+        WallTime.start()
+    }
+
+    fn end(&self, begun: Instant) -> Duration {
+        WallTime.end(begun)
+    }
+
+    fn add(&self, a: &Duration, b: &Duration) -> Duration {
+        WallTime.add(a, b)
+    }
+
+    fn zero(&self) -> Duration {
+        WallTime.zero()
+    }
+
+    fn to_f64(&self, time: &Duration) -> f64 {
+        WallTime.to_f64(time)
+    }
+
+    fn formatter(&self) -> &dyn ValueFormatter {
+        self
+    }
+}
+
+impl ValueFormatter for OfMachine {
+    fn format_throughput(&self, throughput: &Throughput, ns: f64) -> String {
+        let read = |bytes: u64| {
+            let speed = bytes as f64 / ns * 1e9;
+            format!("{:.1} GB/s ({:.0} %)", speed / 1e9, 100.0 * speed / self.bytes_per_s)
+        };
+        let multiplied = |operations: u64| {
+            let speed = operations as f64 / ns * 1e9;
+            format!("{:.0} GFLOP/s ({:.0} %)", speed / 1e9, 100.0 * speed / self.flops)
+        };
+        match *throughput {
+            Throughput::Bytes(bytes) => read(bytes),
+            Throughput::Elements(operations) => multiplied(operations),
+            Throughput::ElementsAndBytes { elements, bytes } => {
+                format!("{}, {}", read(bytes), multiplied(elements))
+            }
+            _ => WallTime.formatter().format_throughput(throughput, ns),
+        }
+    }
+
+    fn scale_values(&self, typical: f64, values: &mut [f64]) -> &'static str {
+        WallTime.formatter().scale_values(typical, values)
+    }
+
+    fn scale_throughputs(&self, typical: f64, throughput: &Throughput, values: &mut [f64]) -> &'static str {
+        WallTime.formatter().scale_throughputs(typical, throughput, values)
+    }
+
+    fn scale_for_machines(&self, values: &mut [f64]) -> &'static str {
+        WallTime.formatter().scale_for_machines(values)
+    }
+}
+
 struct Bench {
     device: Device,
-    rounds: usize,
-    ceilings: Ceilings,
+    criterion: Criterion<OfMachine>,
+    /// Everything once, without a measurement.
+    is_test: bool,
 }
 
 fn main() -> Result<(), KernelError> {
-    let is_short = std::env::args().any(|argument| argument == "--test");
-    let threads = std::env::args().filter_map(|argument| argument.parse().ok()).next();
-    let threads = threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
+    let is_test = std::env::args().any(|argument| argument == "--test");
+    let threads = std::env::var("CONSORT_BENCH_THREADS").ok().and_then(|threads| threads.parse().ok());
+    let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let device = Device::cpu(threads)?;
-    let time = Duration::from_millis(if is_short { 20 } else { 1000 });
-    let ceilings = Ceilings {
-        bytes_per_s: read_speed(&device, threads, time)?,
+    let time = Duration::from_millis(if is_test { 20 } else { 1000 });
+    let machine = OfMachine {
+        bytes_per_s: read_speed(&device, if is_test { 1 << 20 } else { COLD_BYTES }, time)?,
         flops: peak_flops::<bf16>(&device, time)?,
     };
     println!(
-        "{threads} threads, bfloat16; reading {:.1} GB/s, multiplying {:.0} GFLOP/s from registers\n",
-        ceilings.bytes_per_s / 1e9,
-        ceilings.flops / 1e9
+        "{threads} threads, bfloat16; at most {:.1} GB/s are read and {:.0} GFLOP/s multiplied from registers\n",
+        machine.bytes_per_s / 1e9,
+        machine.flops / 1e9
     );
-    let bench = Bench { device, rounds: if is_short { 1 } else { 15 }, ceilings };
-    println!("| operation | rows | time | GB/s | of reading | GFLOP/s | of multiplying |");
-    println!("|---|--:|--:|--:|--:|--:|--:|");
-    let row_counts: &[usize] = if is_short { &[1, 40] } else { &[1, 8, 32, 128, 512] };
-    for &rows in row_counts {
+    let criterion = Criterion::default()
+        .sample_size(15)
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_secs(1))
+        .with_measurement(machine)
+        .configure_from_args();
+    let mut bench = Bench { device, criterion, is_test };
+    for rows in [1, 8, 32, 128, 512] {
         for (hidden, qkv, columns) in [(576, 960, 1536), (4096, 6144, 14336)] {
-            if is_short && hidden > 576 {
+            if is_test && (hidden > 576 || rows > 32) {
                 continue;
             }
             bench.product("qkv", rows, hidden, qkv)?;
@@ -74,38 +141,12 @@ fn main() -> Result<(), KernelError> {
     for (sequences, rows, context) in
         [(1, 1, 128), (1, 1, 4096), (32, 1, 1024), (1, 512, 512), (1, 512, 2048)]
     {
-        if is_short && context > 600 {
-            continue;
+        if !is_test || context < 600 {
+            bench.attention(sequences, rows, context)?;
         }
-        bench.attention(sequences, rows, context)?;
     }
+    bench.criterion.final_summary();
     Ok(())
-}
-
-/// Bytes a second that all threads read together, of memory that no cache holds.
-fn read_speed(device: &Device, threads: usize, time: Duration) -> Result<f64, KernelError> {
-    let mut memory = Buffer::<f32>::zeros(device, COLD_BYTES / size_of::<f32>(), "memory to read")?;
-    // The system gives pages when they are first written; until then all are one page of zeros.
-    memory.as_mut_slice().fill(1.0);
-    let part = memory.len() / threads;
-    let mut best = 0.0f64;
-    let begin = Instant::now();
-    while begin.elapsed() < time || best == 0.0 {
-        let round = Instant::now();
-        thread::scope(|scope| {
-            for values in memory.as_slice().chunks_exact(part) {
-                scope.spawn(move || {
-                    let mut sums = [0.0f32; 64];
-                    for chunk in values.as_chunks::<64>().0 {
-                        sums.iter_mut().zip(chunk).for_each(|(sum, value)| *sum += value);
-                    }
-                    black_box(sums)
-                });
-            }
-        });
-        best = best.max((part * threads * size_of::<f32>()) as f64 / round.elapsed().as_secs_f64());
-    }
-    Ok(best)
 }
 
 fn numbers(len: usize) -> Vec<f32> {
@@ -113,37 +154,32 @@ fn numbers(len: usize) -> Vec<f32> {
 }
 
 impl Bench {
-    /// Prints a row: medians of `job(copy)` for `copies` in turn, each of which reads `bytes` and computes `flop`.
-    fn row(
-        &self,
+    /// Measures `job(copy)` for `copies` in turn, each of which reads `bytes` and computes `flop`.
+    fn measure(
+        &mut self,
         name: &str,
         rows: usize,
         copies: usize,
-        (bytes, flop): (f64, f64),
+        (bytes, flop): (usize, usize),
         mut job: impl FnMut(usize) -> Result<(), KernelError>,
     ) -> Result<(), KernelError> {
-        let mut times = Vec::with_capacity(self.rounds);
-        for round in 0..=self.rounds {
-            let begin = Instant::now();
-            for copy in 0..copies {
-                job(copy)?;
-            }
-            if round > 0 {
-                times.push(begin.elapsed().as_secs_f64() / copies as f64);
-            }
-        }
-        times.sort_by(f64::total_cmp);
-        let time = times[times.len() / 2];
-        let (bytes, flop) = (bytes / time, flop / time);
-        println!(
-            "| {name} | {rows} | {:.1} us | {:.1} | {:.0} % | {:.0} | {:.0} % |",
-            time * 1e6,
-            bytes / 1e9,
-            100.0 * bytes / self.ceilings.bytes_per_s,
-            flop / 1e9,
-            100.0 * flop / self.ceilings.flops
-        );
-        Ok(())
+        let mut outcome = Ok(());
+        let mut group = self.criterion.benchmark_group(name);
+        group.throughput(match flop {
+            0 => Throughput::Bytes(bytes as u64),
+            flop => Throughput::ElementsAndBytes { elements: flop as u64, bytes: bytes as u64 },
+        });
+        group.bench_function(format!("{rows} rows"), |bencher| {
+            let mut copy = 0;
+            bencher.iter(|| {
+                if let Err(error) = job(copy) {
+                    outcome = Err(error);
+                }
+                copy = (copy + 1) % copies;
+            });
+        });
+        group.finish();
+        outcome
     }
 
     /// As many copies as no cache holds.
@@ -152,7 +188,7 @@ impl Bench {
         make: impl Fn() -> Result<Weight<bf16>, KernelError>,
     ) -> Result<Vec<Weight<bf16>>, KernelError> {
         let first = make()?;
-        let wanted = if self.rounds > 1 { COLD_BYTES } else { 1 };
+        let wanted = if self.is_test { 1 } else { COLD_BYTES };
         let copies = wanted.div_ceil(first.bytes() as usize).max(1);
         let mut all = vec![first];
         while all.len() < copies {
@@ -171,44 +207,48 @@ impl Bench {
         Ok(all)
     }
 
-    fn product(&self, name: &str, rows: usize, inputs: usize, outputs: usize) -> Result<(), KernelError> {
-        let x = Rows::<bf16>::of(&self.device, &numbers(rows * inputs), inputs)?;
-        let weights = self.copies(|| Weight::zeros(&self.device, outputs, inputs, "weights"))?;
+    fn product(&mut self, name: &str, rows: usize, inputs: usize, outputs: usize) -> Result<(), KernelError> {
+        let device = self.device.clone();
+        let x = Rows::<bf16>::of(&device, &numbers(rows * inputs), inputs)?;
+        let weights = self.copies(|| Weight::zeros(&device, outputs, inputs, "weights"))?;
         let mut y = vec![0.0; rows * outputs];
         let work = work(rows, inputs, outputs);
-        self.row(&format!("{name} {inputs} x {outputs}"), rows, weights.len(), work, |copy| match name {
-            "down" => linear_add(&self.device, x.view(rows), &weights[copy], ViewMut::from(&mut y[..])),
-            _ => linear(&self.device, x.view(rows), &weights[copy], ViewMut::from(&mut y[..])),
+        self.measure(&format!("{name} {inputs} x {outputs}"), rows, weights.len(), work, |copy| match name {
+            "down" => linear_add(&device, x.view(rows), &weights[copy], ViewMut::from(&mut y[..])),
+            _ => linear(&device, x.view(rows), &weights[copy], ViewMut::from(&mut y[..])),
         })
     }
 
-    fn gates(&self, rows: usize, inputs: usize, width: usize) -> Result<(), KernelError> {
-        let x = Rows::<bf16>::of(&self.device, &numbers(rows * inputs), inputs)?;
-        let weights = self.copies(|| Weight::paired(&self.device, width, inputs, "gates and ups"))?;
-        let mut out = Rows::<bf16>::zeros(&self.device, rows, width, "gated")?;
+    fn gates(&mut self, rows: usize, inputs: usize, width: usize) -> Result<(), KernelError> {
+        let device = self.device.clone();
+        let x = Rows::<bf16>::of(&device, &numbers(rows * inputs), inputs)?;
+        let weights = self.copies(|| Weight::paired(&device, width, inputs, "gates and ups"))?;
+        let mut out = Rows::<bf16>::zeros(&device, rows, width, "gated")?;
         let name = format!("gates {inputs} x 2 x {width}");
-        self.row(&name, rows, weights.len(), work(rows, inputs, 2 * width), |copy| {
-            linear_swiglu(&self.device, x.view(rows), &weights[copy], out.view_mut(rows))
+        self.measure(&name, rows, weights.len(), work(rows, inputs, 2 * width), |copy| {
+            linear_swiglu(&device, x.view(rows), &weights[copy], out.view_mut(rows))
         })
     }
 
-    fn norm(&self, rows: usize, width: usize) -> Result<(), KernelError> {
+    fn norm(&mut self, rows: usize, width: usize) -> Result<(), KernelError> {
+        let device = self.device.clone();
         let (mut residual, weight) = (numbers(rows * width), numbers(width));
-        let mut out = Rows::<bf16>::zeros(&self.device, rows, width, "normalised")?;
-        let bytes = (rows * width * (4 + 2)) as f64;
-        self.row(&format!("rms_norm {width}"), rows, 20, (bytes, 0.0), |_| {
+        let mut out = Rows::<bf16>::zeros(&device, rows, width, "normalised")?;
+        let bytes = rows * width * (4 + 2);
+        self.measure(&format!("rms_norm {width}"), rows, 1, (bytes, 0), |_| {
             let (residual, weight) = (ViewMut::from(&mut residual[..]), View::from(&weight[..]));
-            rms_norm(&self.device, residual, None, weight, 1e-5, out.view_mut(rows))
+            rms_norm(&device, residual, None, weight, 1e-5, out.view_mut(rows))
         })
     }
 
     /// Nine heads over three of 64, as SmolLM2-135M has them.
-    fn attention(&self, sequences: usize, rows: usize, context: usize) -> Result<(), KernelError> {
+    fn attention(&mut self, sequences: usize, rows: usize, context: usize) -> Result<(), KernelError> {
+        let device = self.device.clone();
         let (dim, heads, kv_heads, block) = (64, 9, 3, 16);
         let pages = PageShape::new(block, kv_heads, dim)?;
         let blocks = context.div_ceil(block);
         // Layers, so that no cache holds the keys of a decode.
-        let layers = if self.rounds > 1 { 8 } else { 1 };
+        let layers = if self.is_test { 1 } else { 8 };
         let elements = sequences * blocks * pages.page_elements();
         let keys: Vec<Vec<bf16>> =
             (0..layers).map(|_| numbers(elements).into_iter().map(bf16::from_f32).collect()).collect();
@@ -229,20 +269,20 @@ impl Bench {
         let all = sequences * rows;
         let queries = numbers(all * heads * dim);
         let heads = Heads { stride: heads * dim, first: 0, count: heads, dim };
-        let mut out = Rows::<bf16>::zeros(&self.device, all, heads.count * dim, "attended")?;
+        let mut out = Rows::<bf16>::zeros(&device, all, heads.count * dim, "attended")?;
         // Each row sees the keys up to its own.
-        let seen = (sequences * rows * context - sequences * rows * (rows - 1) / 2) as f64;
-        let bytes = (sequences * context * kv_heads * dim * 2 * 2) as f64;
-        let flop = seen * (heads.count * dim * 4) as f64;
+        let seen = sequences * rows * context - sequences * rows * (rows - 1) / 2;
+        let bytes = sequences * context * kv_heads * dim * 2 * 2;
+        let flop = seen * heads.count * dim * 4;
         let name = format!("attention, {sequences} x {rows} behind {}", context - rows);
-        self.row(&name, all, layers, (bytes, flop), |layer| {
+        self.measure(&name, all, layers, (bytes, flop), |layer| {
             let cache = PagedCache { pages: View::from(&keys[layer][..]), tables: &tables, spans: &spans };
-            attention(&self.device, View::from(&queries[..]), heads, &shape, cache, out.view_mut(all))
+            attention(&device, View::from(&queries[..]), heads, &shape, cache, out.view_mut(all))
         })
     }
 }
 
 /// Bytes of weights and operations of a product.
-fn work(rows: usize, inputs: usize, outputs: usize) -> (f64, f64) {
-    ((inputs * outputs * 2) as f64, (2 * rows * inputs * outputs) as f64)
+fn work(rows: usize, inputs: usize, outputs: usize) -> (usize, usize) {
+    (inputs * outputs * 2, 2 * rows * inputs * outputs)
 }

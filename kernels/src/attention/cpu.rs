@@ -1,30 +1,28 @@
 //! Tasks are (rows of a span, KV head): the query heads of a group by a few rows, which share each load of keys.
+//!
+//! Of a chunk of keys all scores are made first, then all weights, then all sums of values: a processor that has just
+//! used its tiles computes with half its lanes for some hundred cycles, so tiles and lanes take long turns. Query vectors
+//! come in two halves, rows of two tiles, which share what is loaded of keys and values.
 #![allow(unsafe_code)]
 
-use std::{cell::RefCell, num::NonZeroUsize, ops::Range};
+use std::{cell::RefCell, cmp::Reverse, num::NonZeroUsize, ops::Range};
 
-use super::{AttentionShape, BLOCK_KEYS, CHUNK, PagedSpan, lanes, tiles};
+use super::{
+    AttentionShape, BLOCK_KEYS, CHUNK, PagedSpan, lanes,
+    state::{Blocks, HALF, QUERIES_MAX, State},
+    tiles,
+};
 use crate::{
     DType,
     device::{CpuDevice, Isa},
-    element::{bf16, through},
-    kv_append::HEAD_DIM_MAX,
+    element::through,
     linear::{BLOCK, Kernels, RowsMut, SharedRows},
     rope::Heads,
     simd::{Lanes, dispatch},
 };
 
-/// Query vectors of one task.
-pub(super) const QUERIES_MAX: usize = 16;
 /// Query vectors that share a register block.
 pub(super) const TOGETHER: usize = 4;
-/// Blocks of keys in a chunk.
-const BLOCKS: usize = CHUNK / BLOCK_KEYS;
-/// Lengths of rows that are read or written as lines of tiles: one line more than is used, since lines that are a power
-/// of two apart compete for the same places of the first cache.
-pub(super) const SCORES: usize = CHUNK + 16;
-pub(super) const WEIGHTS: usize = CHUNK + 32;
-pub(super) const TILE_QUERY: usize = HEAD_DIM_MAX + 32;
 /// How many blocks ahead of its use a block of keys is asked for.
 const PREFETCH_BLOCKS: usize = 4;
 
@@ -49,8 +47,27 @@ struct Task {
     span: usize,
     /// Offsets within the span.
     rows: Range<usize>,
+    /// Rows of each half but the last.
+    half_rows: usize,
     kv_head: usize,
     query_heads: Range<usize>,
+}
+
+impl Task {
+    /// Rows of a half, as offsets within those of the task.
+    fn half(&self, half: usize) -> Range<usize> {
+        let rows = self.rows.len();
+        (half * self.half_rows).min(rows)..((half + 1) * self.half_rows).min(rows)
+    }
+
+    /// Query vectors of all halves with their row, as an offset within those of the task, and their query head.
+    fn queries(&self) -> impl Iterator<Item = (usize, usize, usize)> {
+        let (half_rows, heads) = (self.half_rows, self.query_heads.clone());
+        (0..self.rows.len()).flat_map(move |row| {
+            let first = row / half_rows * HALF + row % half_rows * heads.len();
+            heads.clone().enumerate().map(move |(at, head)| (first + at, row, head))
+        })
+    }
 }
 
 pub(super) fn attention<T: Kernels>(cpu: &CpuDevice, call: &Call<'_, T>, out: RowsMut<'_, T>) {
@@ -70,77 +87,34 @@ fn tasks<T>(call: &Call<'_, T>) -> Vec<Task> {
     let mut groups: Vec<(usize, Range<usize>)> = Vec::new();
     for (query, &kv) in call.shape.kv_of_query.iter().enumerate() {
         match groups.last_mut() {
-            Some((last, queries)) if *last == kv && queries.len() < QUERIES_MAX => queries.end += 1,
+            Some((last, queries)) if *last == kv && queries.len() < HALF => queries.end += 1,
             _ => groups.push((kv, query..query + 1)),
         }
     }
     let mut tasks = Vec::new();
     for (span, PagedSpan { rows, .. }) in call.spans.iter().enumerate() {
         for (kv_head, query_heads) in &groups {
-            let step = (QUERIES_MAX / query_heads.len()).max(1);
-            for first in (0..rows.len()).step_by(step) {
-                let rows = first..rows.len().min(first + step);
-                tasks.push(Task { span, rows, kv_head: *kv_head, query_heads: query_heads.clone() });
+            let half_rows = (HALF / query_heads.len()).max(1);
+            for first in (0..rows.len()).step_by(2 * half_rows) {
+                let rows = first..rows.len().min(first + 2 * half_rows);
+                let query_heads = query_heads.clone();
+                tasks.push(Task { span, rows, half_rows, kv_head: *kv_head, query_heads });
             }
         }
     }
-    // The longest contexts first, so that no member is left with one at the end.
+    // The longest contexts first, so that no member is left with one at the end; what reads the same keys stays together.
     let keys = |task: &Task| {
         let span = &call.spans[task.span];
         span.context_len - span.rows.len() + task.rows.end
     };
-    tasks.sort_by_key(|task| std::cmp::Reverse(keys(task)));
+    tasks.sort_by_key(|task| {
+        (Reverse(call.spans[task.span].context_len), task.span, task.kv_head, Reverse(keys(task)))
+    });
     tasks
 }
 
 thread_local! {
     static STATE: RefCell<Box<State>> = RefCell::new(State::new());
-}
-
-/// Running softmax of up to [`QUERIES_MAX`] query vectors, and what a chunk needs. Each thread keeps one: what a task
-/// does not write, it does not read.
-#[repr(C, align(64))]
-pub(super) struct State {
-    /// Scores of a chunk; then, for lanes, the weights.
-    pub(super) scores: [[f32; SCORES]; QUERIES_MAX],
-    /// The weights, for tiles.
-    pub(super) weights: [[bf16; WEIGHTS]; QUERIES_MAX],
-    pub(super) queries: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
-    /// The same, for tiles.
-    pub(super) tile_queries: [[bf16; TILE_QUERY]; QUERIES_MAX],
-    pub(super) out: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
-    /// A chunk's weighted values of up to 64 dimensions.
-    pub(super) sums: [[f32; 64]; QUERIES_MAX],
-    /// Values of a block that some row does not see whole.
-    pub(super) values: [tiles::Values; BLOCKS],
-    /// Sums of weights, by lane.
-    pub(super) total: [[f32; 16]; QUERIES_MAX],
-    pub(super) largest: [f32; QUERIES_MAX],
-    /// Largest score of the chunk, scaled.
-    pub(super) base: [f32; QUERIES_MAX],
-    /// Factors of the old state and of the chunk in the merge.
-    pub(super) merge: [[f32; QUERIES_MAX]; 2],
-    /// Keys of the chunk that each sees.
-    pub(super) seen: [Range<usize>; QUERIES_MAX],
-}
-
-impl State {
-    fn new() -> Box<State> {
-        Box::new(State {
-            scores: [[0.0; SCORES]; QUERIES_MAX],
-            weights: [[bf16::ZERO; WEIGHTS]; QUERIES_MAX],
-            queries: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
-            tile_queries: [[bf16::ZERO; TILE_QUERY]; QUERIES_MAX],
-            out: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
-            sums: [[0.0; 64]; QUERIES_MAX],
-            values: [tiles::NO_VALUES; BLOCKS],
-            total: [[0.0; 16]; QUERIES_MAX],
-            largest: [0.0; QUERIES_MAX],
-            base: [0.0; QUERIES_MAX],
-            merge: [[0.0; QUERIES_MAX]; 2],
-            seen: std::array::from_fn(|_| 0..0),
-        })
-    }
 }
 
 #[inline(always)]
@@ -152,17 +126,16 @@ unsafe fn run<V: Lanes, T: Kernels>(
     out: &SharedRows<'_, T>,
 ) {
     let span = &call.spans[task.span];
-    let (dim, count) = (call.heads.dim, task.rows.len() * task.query_heads.len());
-    let padded = call.shape.pages.padded_dim();
+    let (dim, padded) = (call.heads.dim, call.shape.pages.padded_dim());
+    let first_row = span.rows.start + task.rows.start;
     let first_position = span.context_len - span.rows.len() + task.rows.start;
     // SAFETY: V's instruction set is the caller's; indices were checked against the pages by the operation; no other
     // tiles live on this thread.
     unsafe {
         state.largest = [f32::NEG_INFINITY; QUERIES_MAX];
         state.base = [f32::NEG_INFINITY; QUERIES_MAX];
-        for query in 0..count {
-            let (row, head) = place(task, query);
-            let at = (span.rows.start + row) * call.heads.stride + call.heads.first + head * dim;
+        for (query, row, head) in task.queries() {
+            let at = (first_row + row) * call.heads.stride + call.heads.first + head * dim;
             let from = &call.queries[at..at + dim];
             match on_tiles {
                 true => tiles::set_query::<V>(&mut state.tile_queries[query], from),
@@ -174,152 +147,134 @@ unsafe fn run<V: Lanes, T: Kernels>(
             state.out[query][..padded].fill(0.0);
             state.total[query] = [0.0; 16];
         }
-        let _tiles = on_tiles.then(|| tiles::configure(count));
-        let context = first_position + task.rows.len();
-        let (heads, window) =
-            (task.query_heads.len(), call.shape.window.map_or(usize::MAX, NonZeroUsize::get));
-        let oldest = |position: usize| (position + 1).saturating_sub(window);
-        for first_key in (oldest(first_position) / CHUNK * CHUNK..context).step_by(CHUNK) {
-            // Rows whose position lies before the chunk, and rows whose window has left it, take no part.
-            let early_rows = first_key.saturating_sub(first_position);
-            let past = (first_key + CHUNK - 1).saturating_add(window).saturating_sub(first_position);
-            let active = early_rows * heads..past.min(task.rows.len()) * heads;
-            for query in active.clone() {
-                let position = first_position + query / heads;
-                state.seen[query] =
-                    oldest(position).saturating_sub(first_key)..(position + 1 - first_key).min(CHUNK);
-            }
-            chunk::<V, T>(call, task, state, on_tiles, first_key, active);
+        let window = call.shape.window.map_or(usize::MAX, NonZeroUsize::get);
+        let end = first_position + task.rows.len();
+        for first_key in (oldest(first_position, window) / CHUNK * CHUNK..end).step_by(CHUNK) {
+            find_keys(call, task, state, first_position, first_key, window);
+            chunk::<V, T>(call, task, state, on_tiles);
         }
-        for query in 0..count {
-            let (row, head) = place(task, query);
+        for (query, row, head) in task.queries() {
             let inverse = 1.0 / V::load(state.total[query].as_ptr()).sum();
             // Row and head belong to this task alone.
-            lanes::finish::<V, T>(
-                &state.out[query],
-                inverse,
-                out,
-                span.rows.start + row,
-                head * dim..(head + 1) * dim,
-            );
+            let columns = head * dim..(head + 1) * dim;
+            lanes::finish::<V, T>(&state.out[query], inverse, out, first_row + row, columns);
         }
     }
 }
 
-/// Offset of the row and query head of a task's query vector.
-fn place(task: &Task, query: usize) -> (usize, usize) {
-    let heads = task.query_heads.len();
-    (task.rows.start + query / heads, task.query_heads.start + query % heads)
+/// The first key that a position sees.
+fn oldest(position: usize, window: usize) -> usize {
+    (position + 1).saturating_sub(window)
 }
 
-/// Where a chunk's keys and values are: 16 keys of one head, all dimensions, and 16 dimensions of the values of 16
-/// keys.
-pub(super) struct Blocks<T> {
-    /// Null where no row of the task sees a key of the block.
-    pub(super) keys: [*const T; BLOCKS],
-    /// Of the first dimensions.
-    pub(super) values: [*const T; BLOCKS],
-    /// Elements from 16 dimensions of values to the next.
-    pub(super) value_stride: usize,
-    /// The blocks of which some row sees a key.
-    pub(super) seen: Range<usize>,
-}
-
-/// One chunk, the keys from `first_key` on, for the query vectors `active`. Pages of which none of these sees a key are
+/// What each query vector sees of the chunk from `first_key` on, and where that is. Pages of which none sees a key are
 /// not touched.
-#[inline(always)]
-unsafe fn chunk<V: Lanes, T: Kernels>(
+fn find_keys<T>(
     call: &Call<'_, T>,
     task: &Task,
     state: &mut State,
-    on_tiles: bool,
+    first_position: usize,
     first_key: usize,
-    active: Range<usize>,
+    window: usize,
 ) {
+    let heads = task.query_heads.len();
+    // Rows whose position lies before the chunk, and rows whose window has left it, take no part.
+    let early = first_key.saturating_sub(first_position);
+    let past = (first_key + CHUNK - 1).saturating_add(window).saturating_sub(first_position);
+    let (mut oldest_seen, mut newest_seen) = (CHUNK, 0);
+    for half in 0..2 {
+        let rows = task.half(half);
+        let active = early.clamp(rows.start, rows.end)..past.clamp(rows.start, rows.end);
+        let first = |row: usize| half * HALF + (row - rows.start) * heads;
+        state.active[half] = first(active.start)..first(active.end.max(active.start));
+        for row in active {
+            let position = first_position + row;
+            let seen =
+                oldest(position, window).saturating_sub(first_key)..(position + 1 - first_key).min(CHUNK);
+            (oldest_seen, newest_seen) = (oldest_seen.min(seen.start), newest_seen.max(seen.end));
+            state.seen[first(row)..first(row + 1)].fill(seen);
+        }
+    }
     let shape = call.shape.pages;
     let table = &call.tables[call.spans[task.span].table.clone()];
-    // The first of them sees farthest back, the last one farthest on.
-    let seen =
-        state.seen[active.start].start / BLOCK_KEYS..state.seen[active.end - 1].end.div_ceil(BLOCK_KEYS);
-    let mut blocks = Blocks {
-        keys: [std::ptr::null(); BLOCKS],
-        values: [std::ptr::null(); BLOCKS],
-        value_stride: shape.block_size() / 2 * 32,
-        seen: seen.clone(),
-    };
-    // SAFETY: a block of 16 keys lies within one page, since block_size is a multiple of 16; the pages were checked by
-    // the operation.
-    unsafe {
-        for block in seen.clone() {
-            let token = first_key + block * BLOCK_KEYS;
-            let (page, offset) = (table[token / shape.block_size()] as usize, token % shape.block_size());
-            let head = shape.page_start(page) + task.kv_head * 2 * shape.half_elements();
-            let head = call.pages.as_ptr().add(head);
-            blocks.keys[block] = head.add(offset / 16 * (shape.padded_dim() / 2) * 32);
-            blocks.values[block] = head.add(shape.half_elements() + offset / 2 * 32);
+    let seen = oldest_seen / BLOCK_KEYS..newest_seen.div_ceil(BLOCK_KEYS);
+    // A block of 16 keys lies within one page, since block_size is a multiple of 16.
+    let token = first_key + seen.start * BLOCK_KEYS;
+    let (mut at, mut offset) = (token / shape.block_size(), token % shape.block_size());
+    for block in seen.clone() {
+        let head = shape.page_start(table[at] as usize) + task.kv_head * 2 * shape.half_elements();
+        state.blocks.keys[block] = head + offset * shape.padded_dim();
+        state.blocks.values[block] = head + shape.half_elements() + offset / 2 * 32;
+        offset += BLOCK_KEYS;
+        if offset == shape.block_size() {
+            (at, offset) = (at + 1, 0);
         }
-        for block in seen.clone() {
-            let ahead = blocks.keys[(block + PREFETCH_BLOCKS).min(BLOCKS - 1)];
-            prefetch_block::<V, T>(ahead, shape.padded_dim() / 2 * 32, 0, 1);
-            let dims = shape.padded_dim() / 16;
-            prefetch_block::<V, T>(blocks.values[block], 8 * 32, blocks.value_stride, dims);
-            let keys = blocks.keys[block];
-            match on_tiles {
-                true => tiles::scores(state, keys.cast(), shape.head_dim(), block),
-                false => {
-                    for first in active.clone().step_by(TOGETHER) {
-                        let queries = first..active.end.min(first + TOGETHER);
-                        lanes::scores_of_block::<V, T>(state, queries, keys, shape.head_dim(), block);
-                    }
+    }
+    state.blocks.value_stride = shape.block_size() / 2 * 32;
+    state.blocks.seen = seen;
+}
+
+/// One chunk whose keys were found.
+#[inline(always)]
+unsafe fn chunk<V: Lanes, T: Kernels>(call: &Call<'_, T>, task: &Task, state: &mut State, on_tiles: bool) {
+    let shape = call.shape.pages;
+    let (pages, dims) = (call.pages.as_ptr(), shape.padded_dim() / 16);
+    let scale = call.shape.scale * std::f32::consts::LOG2_E;
+    let counts = [0, 1].map(|half| task.half(half).len() * task.query_heads.len());
+    // The rows of a prefill find keys and values near, since others have just read them.
+    let fetch = task.rows.len() == 1;
+    // SAFETY: V's instruction set is the caller's; blocks lie within the pages.
+    unsafe {
+        if on_tiles {
+            tiles::scores::<V>(state, counts, pages.cast(), shape.head_dim(), fetch);
+        } else {
+            for block in state.blocks.seen.clone() {
+                if fetch {
+                    prefetch::<V, T>(pages, &state.blocks, block, shape.padded_dim());
                 }
+                let keys = pages.add(state.blocks.keys[block]);
+                lanes::scores_of_block::<V, T>(state, keys, shape.head_dim(), block);
             }
         }
-        let scale = call.shape.scale * std::f32::consts::LOG2_E;
-        for query in active.clone() {
-            lanes::find_base::<V>(state, query, scale);
+        for half in 0..2 {
+            for query in state.active[half].clone() {
+                lanes::find_base::<V>(state, query, scale);
+            }
+            lanes::find_factors::<V>(state, half);
+            for query in state.active[half].clone() {
+                lanes::weigh::<V, T>(state, query, scale, on_tiles);
+            }
         }
-        lanes::find_factors::<V>(state, active.clone());
-        for query in active.clone() {
-            lanes::weigh::<V, T>(state, query, scale, &seen, on_tiles);
-        }
-        let dims = shape.padded_dim() / 16;
-        if on_tiles && tiles::values::<V>(state, active.clone(), &blocks.of_tiles(), dims) {
+        if on_tiles && tiles::values::<V>(state, counts, pages.cast(), dims) {
             return;
         }
         if on_tiles {
-            lanes::weights_of_tiles(state, active.clone(), &seen);
+            lanes::weights_of_tiles(state);
         }
         for dims in 0..dims {
-            for first in active.clone().step_by(TOGETHER) {
-                let queries = first..active.end.min(first + TOGETHER);
-                lanes::add_values::<V, T>(state, queries, &blocks, dims);
+            lanes::add_values::<V, T>(state, pages, dims);
+        }
+    }
+}
+
+/// Asks for a block of keys a little ahead, and for the values of this one, which are read a good deal later.
+#[inline(always)]
+pub(super) unsafe fn prefetch<V: Lanes, T>(pages: *const T, blocks: &Blocks, block: usize, dims: usize) {
+    let lines = |elements: usize| (0..elements * size_of::<T>()).step_by(64);
+    let ahead = block + PREFETCH_BLOCKS;
+    // SAFETY: hints that never fault; V's instruction set is the caller's.
+    unsafe {
+        if ahead < blocks.seen.end {
+            let keys = pages.wrapping_add(blocks.keys[ahead]).cast::<u8>();
+            for line in lines(dims / 2 * 32) {
+                V::prefetch(keys.wrapping_add(line));
             }
         }
-    }
-}
-
-/// Asks for `count` pieces of `elements` elements, `stride` elements apart.
-#[inline(always)]
-unsafe fn prefetch_block<V: Lanes, T>(from: *const T, elements: usize, stride: usize, count: usize) {
-    if from.is_null() {
-        return;
-    }
-    for piece in 0..count {
-        for line in (0..elements * size_of::<T>()).step_by(64) {
-            // SAFETY: a hint that never faults; V's instruction set is the caller's.
-            unsafe { V::prefetch(from.wrapping_add(piece * stride).cast::<u8>().wrapping_add(line)) }
-        }
-    }
-}
-
-impl<T> Blocks<T> {
-    /// The same, of BF16.
-    fn of_tiles(&self) -> Blocks<bf16> {
-        Blocks {
-            keys: self.keys.map(<*const T>::cast),
-            values: self.values.map(<*const T>::cast),
-            value_stride: self.value_stride,
-            seen: self.seen.clone(),
+        for piece in 0..dims / 16 {
+            let values = pages.wrapping_add(blocks.values[block] + piece * blocks.value_stride).cast::<u8>();
+            for line in lines(8 * 32) {
+                V::prefetch(values.wrapping_add(line));
+            }
         }
     }
 }

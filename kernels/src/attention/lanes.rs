@@ -5,30 +5,36 @@ use std::ops::Range;
 
 use super::{
     BLOCK_KEYS, CHUNK,
-    cpu::{Blocks, QUERIES_MAX, State, TOGETHER},
+    cpu::TOGETHER,
+    state::{HALF, SCORES, State},
 };
 use crate::{
     Element,
     kv_append::HEAD_DIM_MAX,
     linear::{BLOCK, SharedRows},
-    simd::{Lanes, LanesElement, exp2, exp2_in_range},
+    simd::{Lanes, LanesElement, exp2},
 };
 
-/// Unscaled scores of up to four query vectors with 16 keys.
+/// Unscaled scores of all query vectors with 16 keys.
 #[inline(always)]
 pub(super) unsafe fn scores_of_block<V: Lanes, T: LanesElement>(
     state: &mut State,
-    queries: Range<usize>,
     keys: *const T,
     head_dim: usize,
     block: usize,
 ) {
-    unsafe {
-        match queries.len() {
-            1 => scores::<V, T, 1>(state, queries.start, keys, head_dim, block),
-            2 => scores::<V, T, 2>(state, queries.start, keys, head_dim, block),
-            3 => scores::<V, T, 3>(state, queries.start, keys, head_dim, block),
-            _ => scores::<V, T, TOGETHER>(state, queries.start, keys, head_dim, block),
+    for half in 0..2 {
+        let active = state.active[half].clone();
+        for first in active.clone().step_by(TOGETHER) {
+            // SAFETY: the caller's.
+            unsafe {
+                match active.end - first {
+                    1 => scores::<V, T, 1>(state, first, keys, head_dim, block),
+                    2 => scores::<V, T, 2>(state, first, keys, head_dim, block),
+                    3 => scores::<V, T, 3>(state, first, keys, head_dim, block),
+                    _ => scores::<V, T, TOGETHER>(state, first, keys, head_dim, block),
+                }
+            }
         }
     }
 }
@@ -74,90 +80,141 @@ fn vectors(seen: &Range<usize>) -> Range<usize> {
 #[inline(always)]
 pub(super) unsafe fn find_base<V: Lanes>(state: &mut State, query: usize, scale: f32) {
     let (scores, seen) = (&mut state.scores[query], state.seen[query].clone());
-    let all = vectors(&seen);
-    scores[all.start..seen.start].fill(f32::NEG_INFINITY);
-    scores[seen.end..all.end].fill(f32::NEG_INFINITY);
-    // SAFETY: whole vectors within the chunk; V's instruction set is the caller's.
-    let (largest, is_sound) = unsafe {
-        let (mut largest, mut is_sound) = (V::splat(f32::NEG_INFINITY), true);
-        for at in all.step_by(16) {
-            let scores = V::load(scores.as_ptr().add(at));
-            is_sound &= scores.is_below_infinity();
-            largest = scores.max(largest);
-        }
-        (largest.largest() * scale, is_sound)
+    let (largest, is_sound) = if seen == (0..CHUNK) {
+        // SAFETY: V's instruction set is the caller's.
+        unsafe { largest_of_chunk::<V>(scores) }
+    } else {
+        // SAFETY: as above.
+        unsafe { largest_seen::<V>(scores, seen) }
     };
+    let largest = largest * scale;
     if !(is_sound && largest.is_finite()) {
         state.total[query] = [f32::NAN; 16];
     }
     state.base[query] = largest;
 }
 
-/// Factors by which the states and the chunk of `active` query vectors are merged; all at once.
+/// The largest score of a chunk that is seen whole, and whether none is plus infinity or not a number.
 #[inline(always)]
-pub(super) unsafe fn find_factors<V: Lanes>(state: &mut State, active: Range<usize>) {
-    for query in (0..active.start).chain(active.end..QUERIES_MAX) {
+unsafe fn largest_of_chunk<V: Lanes>(scores: &[f32; SCORES]) -> (f32, bool) {
+    // Sums of what is never too large to be added, unless it is infinite.
+    const SMALL: f32 = 1.0 / 1024.0;
+    // SAFETY: whole vectors of the chunk; V's instruction set is the caller's.
+    unsafe {
+        let (mut largest, mut sums) = ([V::splat(f32::NEG_INFINITY); 2], [V::zero(); 2]);
+        for at in (0..CHUNK).step_by(32) {
+            for side in 0..2 {
+                let scores = V::load(scores.as_ptr().add(at + side * 16));
+                largest[side] = scores.max(largest[side]);
+                sums[side] = scores.fma(V::splat(SMALL), sums[side]);
+            }
+        }
+        (largest[0].max(largest[1]).largest(), sums[0].add(sums[1]).is_below_infinity())
+    }
+}
+
+/// The same of the scores that are seen; hides the others of their vectors.
+#[inline(always)]
+unsafe fn largest_seen<V: Lanes>(scores: &mut [f32; SCORES], seen: Range<usize>) -> (f32, bool) {
+    let all = vectors(&seen);
+    scores[all.start..seen.start].fill(f32::NEG_INFINITY);
+    scores[seen.end..all.end].fill(f32::NEG_INFINITY);
+    // SAFETY: whole vectors within the chunk; V's instruction set is the caller's.
+    unsafe {
+        let (mut largest, mut is_sound) = (V::splat(f32::NEG_INFINITY), true);
+        for at in all.step_by(16) {
+            let scores = V::load(scores.as_ptr().add(at));
+            is_sound &= scores.is_below_infinity();
+            largest = scores.max(largest);
+        }
+        (largest.largest(), is_sound)
+    }
+}
+
+/// Factors by which the states and the chunk of a half's query vectors are merged; all at once.
+#[inline(always)]
+pub(super) unsafe fn find_factors<V: Lanes>(state: &mut State, half: usize) {
+    let (all, active) = (half * HALF..(half + 1) * HALF, state.active[half].clone());
+    for query in (all.start..active.start).chain(active.end..all.end) {
         state.base[query] = state.largest[query];
     }
     // SAFETY: 16 query vectors; V's instruction set is the caller's.
     unsafe {
-        let (old, base) = (V::load(state.largest.as_ptr()), V::load(state.base.as_ptr()));
+        let largest = state.largest.as_mut_ptr().add(all.start);
+        let (old, base) = (V::load(largest), V::load(state.base.as_ptr().add(all.start)));
         let new = old.max(base);
-        exp2(old.sub(new)).store(state.merge[0].as_mut_ptr());
-        exp2(base.sub(new)).store(state.merge[1].as_mut_ptr());
-        new.store(state.largest.as_mut_ptr());
+        exp2(old.sub(new)).store(state.merge[0].as_mut_ptr().add(all.start));
+        exp2(base.sub(new)).store(state.merge[1].as_mut_ptr().add(all.start));
+        new.store(largest);
     }
 }
 
-/// Scores of one query vector become rounded weights, and their sum is merged. Blocks of `blocks` beyond its own get
+/// Scores of one query vector become rounded weights, and their sum is merged. Blocks of the chunk beyond its own get
 /// weights of zero.
 #[inline(always)]
 pub(super) unsafe fn weigh<V: Lanes, T: LanesElement>(
     state: &mut State,
     query: usize,
     scale: f32,
-    blocks: &Range<usize>,
     on_tiles: bool,
 ) {
-    let seen = state.seen[query].clone();
-    let all = vectors(&seen);
     let (scores, weights) = (state.scores[query].as_mut_ptr(), state.weights[query].as_mut_ptr());
     // SAFETY: whole vectors within the chunk; V's instruction set is the caller's.
     unsafe {
         let (scale, base) = (V::splat(scale), V::splat(-state.base[query]));
         let mut sum = V::zero();
-        // Those that are seen whole need no questions.
-        let whole =
-            seen.start.next_multiple_of(16)..(seen.end / 16 * 16).max(seen.start.next_multiple_of(16));
-        for at in (all.start..whole.start).step_by(16).chain((whole.end..all.end).step_by(16)) {
-            let scores = scores.add(at);
-            exp2_in_range(V::load(scores).fma(scale, base)).store(scores);
-            for lane in 0..16 {
-                if !seen.contains(&(at + lane)) {
-                    *scores.add(lane) = 0.0;
-                }
-            }
-            let weight = V::load(scores);
-            sum = sum.add(weight);
-            match on_tiles {
-                true => weight.store_weights_bf16(weights.add(at)),
-                false => T::through_lanes(weight).store(scores),
-            }
-        }
-        let (mut scores, mut to) = (scores.add(whole.start), weights.add(whole.start));
-        if on_tiles {
-            for _ in 0..whole.len() / 16 {
-                let weight = exp2_in_range(V::load(scores).fma(scale, base));
+        if state.seen[query] != (0..CHUNK) {
+            sum = weigh_edges::<V, T>(state, query, scale, base, on_tiles);
+        } else if on_tiles {
+            for at in (0..CHUNK).step_by(16) {
+                let weight = T::exp2_lanes(V::load(scores.add(at)).fma(scale, base));
                 sum = sum.add(weight);
-                weight.store_weights_bf16(to);
-                (scores, to) = (scores.add(16), to.add(16));
+                weight.store_weights_of_tiles(weights.add(at));
             }
         } else {
-            for _ in 0..whole.len() / 16 {
-                let weight = exp2_in_range(V::load(scores).fma(scale, base));
+            for at in (0..CHUNK).step_by(16) {
+                let weight = T::exp2_lanes(V::load(scores.add(at)).fma(scale, base));
                 sum = sum.add(weight);
-                T::through_lanes(weight).store(scores);
-                scores = scores.add(16);
+                T::through_lanes(weight).store(scores.add(at));
+            }
+        }
+        let total = state.total[query].as_mut_ptr();
+        let (old, new) = (V::splat(state.merge[0][query]), V::splat(state.merge[1][query]));
+        V::load(total).fma(old, sum.mul(new)).store(total);
+    }
+}
+
+/// The same of a chunk that is seen in part, without the merge.
+#[inline(always)]
+unsafe fn weigh_edges<V: Lanes, T: LanesElement>(
+    state: &mut State,
+    query: usize,
+    scale: V,
+    base: V,
+    on_tiles: bool,
+) -> V {
+    let (seen, blocks) = (state.seen[query].clone(), state.blocks.seen.clone());
+    let all = vectors(&seen);
+    let (scores, weights) = (state.scores[query].as_mut_ptr(), state.weights[query].as_mut_ptr());
+    // SAFETY: whole vectors within the chunk; V's instruction set is the caller's.
+    unsafe {
+        let mut sum = V::zero();
+        for at in all.clone().step_by(16) {
+            let scores = scores.add(at);
+            let mut weight = T::exp2_lanes(V::load(scores).fma(scale, base));
+            if at < seen.start || seen.end < at + 16 {
+                weight.store(scores);
+                for lane in 0..16 {
+                    if !seen.contains(&(at + lane)) {
+                        *scores.add(lane) = 0.0;
+                    }
+                }
+                weight = V::load(scores);
+            }
+            sum = sum.add(weight);
+            match on_tiles {
+                true => weight.store_weights_of_tiles(weights.add(at)),
+                false => T::through_lanes(weight).store(scores),
             }
         }
         if on_tiles {
@@ -168,35 +225,34 @@ pub(super) unsafe fn weigh<V: Lanes, T: LanesElement>(
                 V::zero().store_bf16(weights.add(at));
             }
         }
-        let total = state.total[query].as_mut_ptr();
-        let (old, new) = (V::splat(state.merge[0][query]), V::splat(state.merge[1][query]));
-        V::load(total).fma(old, sum.mul(new)).store(total);
+        sum
     }
 }
 
 /// The weights of tiles where lanes read them.
-pub(super) fn weights_of_tiles(state: &mut State, active: Range<usize>, blocks: &Range<usize>) {
-    let keys = blocks.start * BLOCK_KEYS..blocks.end * BLOCK_KEYS;
-    for query in active {
+pub(super) fn weights_of_tiles(state: &mut State) {
+    let keys = state.blocks.seen.start * BLOCK_KEYS..state.blocks.seen.end * BLOCK_KEYS;
+    for query in state.active() {
         let (to, from) = (&mut state.scores[query][keys.clone()], &state.weights[query][keys.clone()]);
         to.iter_mut().zip(from).for_each(|(to, from)| *to = from.widen());
     }
 }
 
-/// Adds the weighted values of one chunk to 16 dimensions of up to four outputs.
+/// Adds the weighted values of a chunk to 16 dimensions of its outputs.
 #[inline(always)]
-pub(super) unsafe fn add_values<V: Lanes, T: LanesElement>(
-    state: &mut State,
-    queries: Range<usize>,
-    blocks: &Blocks<T>,
-    dims: usize,
-) {
-    unsafe {
-        match queries.len() {
-            1 => values::<V, T, 1>(state, queries.start, blocks, dims),
-            2 => values::<V, T, 2>(state, queries.start, blocks, dims),
-            3 => values::<V, T, 3>(state, queries.start, blocks, dims),
-            _ => values::<V, T, TOGETHER>(state, queries.start, blocks, dims),
+pub(super) unsafe fn add_values<V: Lanes, T: LanesElement>(state: &mut State, pages: *const T, dims: usize) {
+    for half in 0..2 {
+        let active = state.active[half].clone();
+        for first in active.clone().step_by(TOGETHER) {
+            // SAFETY: the caller's.
+            unsafe {
+                match active.end - first {
+                    1 => values::<V, T, 1>(state, first, pages, dims),
+                    2 => values::<V, T, 2>(state, first, pages, dims),
+                    3 => values::<V, T, 3>(state, first, pages, dims),
+                    _ => values::<V, T, TOGETHER>(state, first, pages, dims),
+                }
+            }
         }
     }
 }
@@ -205,7 +261,7 @@ pub(super) unsafe fn add_values<V: Lanes, T: LanesElement>(
 unsafe fn values<V: Lanes, T: LanesElement, const Q: usize>(
     state: &mut State,
     first: usize,
-    blocks: &Blocks<T>,
+    pages: *const T,
     dims: usize,
 ) {
     let (mut all, mut any) = (state.seen[first].clone(), state.seen[first].clone());
@@ -216,7 +272,7 @@ unsafe fn values<V: Lanes, T: LanesElement, const Q: usize>(
     unsafe {
         let mut sums = [V::zero(); Q];
         for block in any.start / BLOCK_KEYS..any.end.div_ceil(BLOCK_KEYS) {
-            let from = blocks.values[block].add(dims * blocks.value_stride);
+            let from = pages.add(state.blocks.values[block] + dims * state.blocks.value_stride);
             let mut even = [V::zero(); Q];
             let mut odd = [V::zero(); Q];
             for pair in 0..BLOCK_KEYS / 2 {
@@ -254,6 +310,20 @@ pub(super) unsafe fn merge<V: Lanes>(state: &mut State, query: usize, dims: usiz
     }
 }
 
+/// The same of all dimensions, from tiles.
+#[inline(always)]
+pub(super) unsafe fn merge_sums<V: Lanes>(state: &mut State, query: usize, dim_tiles: usize) {
+    let (sums, out) = (state.sums[query].as_ptr(), state.out[query].as_mut_ptr());
+    // SAFETY: whole vectors of a head; V's instruction set is the caller's.
+    unsafe {
+        let (old, new) = (V::splat(state.merge[0][query]), V::splat(state.merge[1][query]));
+        for at in (0..dim_tiles * 16).step_by(16) {
+            let out = out.add(at);
+            V::load(out).fma(old, V::load(sums.add(at)).mul(new)).store(out);
+        }
+    }
+}
+
 /// Writes an output, times `factor`, to columns of a row.
 #[inline(always)]
 pub(super) unsafe fn finish<V: Lanes, T: LanesElement>(
@@ -284,4 +354,4 @@ pub(super) unsafe fn finish<V: Lanes, T: LanesElement>(
 }
 
 // A chunk holds whole blocks, and a block is a vector of scores.
-const _: () = assert!(CHUNK.is_multiple_of(BLOCK_KEYS) && BLOCK_KEYS == 16 && QUERIES_MAX == 16);
+const _: () = assert!(CHUNK.is_multiple_of(BLOCK_KEYS) && BLOCK_KEYS == 16 && HALF == 16);

@@ -23,6 +23,7 @@ mod cpu;
 pub mod cuda;
 mod lanes;
 mod reference;
+mod state;
 #[cfg(test)]
 mod tests;
 mod tiles;

@@ -9,9 +9,8 @@
 use std::ops::Range;
 
 use super::{
-    BLOCK_KEYS, CHUNK,
-    cpu::{Blocks, QUERIES_MAX, SCORES, State, TILE_QUERY, WEIGHTS},
-    lanes,
+    BLOCK_KEYS, cpu, lanes,
+    state::{HALF, SCORES, SUMS, State, TILE_QUERY, WEIGHTS},
 };
 use crate::{
     element::bf16,
@@ -26,10 +25,11 @@ use crate::{
 /// Bytes of a line of a tile, and of 16 lines.
 const LINE_BYTES: usize = 64;
 const TILE_BYTES: usize = 16 * LINE_BYTES;
-/// Bytes from row to row of scores, weights and sums.
+/// Bytes from row to row of queries, scores, weights and sums.
+const QUERY_BYTES: usize = TILE_QUERY * size_of::<bf16>();
 const SCORES_BYTES: usize = SCORES * size_of::<f32>();
 const WEIGHTS_BYTES: usize = WEIGHTS * size_of::<bf16>();
-const SUMS_BYTES: usize = 4 * LINE_BYTES;
+const SUMS_BYTES: usize = SUMS * size_of::<f32>();
 /// Pairs of keys in a block.
 const PAIRS: usize = BLOCK_KEYS / 2;
 /// Tiles of 16 dimensions in the widest head.
@@ -38,22 +38,6 @@ const DIM_TILES_MAX: usize = HEAD_DIM_MAX / 16;
 /// Values of a block: `[dims / 16][pairs of keys][16 dims x 2 keys]`.
 pub(super) type Values = [[[bf16; 32]; PAIRS]; DIM_TILES_MAX];
 pub(super) const NO_VALUES: Values = [[[bf16::ZERO; 32]; PAIRS]; DIM_TILES_MAX];
-
-/// Tiles 0 to 3 for sums of `count` query vectors, 4 for queries, 5 for keys, 6 for weights and 7 for values.
-///
-/// # Safety
-/// As [`Tiles::configure`].
-#[inline(always)]
-pub(super) unsafe fn configure(count: usize) -> Tiles {
-    let rows = count as u8;
-    // SAFETY: the caller's.
-    unsafe {
-        Tiles::configure_widths(
-            [rows, rows, rows, rows, rows, 16, rows, PAIRS as u8],
-            [64, 64, 64, 64, 64, 64, 32, 64],
-        )
-    }
-}
 
 /// Takes a query vector.
 #[inline(always)]
@@ -65,89 +49,169 @@ pub(super) unsafe fn set_query<V: Lanes>(to: &mut [bf16; TILE_QUERY], from: &[f3
     }
 }
 
-/// Unscaled scores of all query vectors with the 16 keys at `keys`.
+/// Unscaled scores of all query vectors of the halves that see a key of the chunk; `counts` are those of the halves.
 #[inline(always)]
-pub(super) unsafe fn scores(state: &mut State, keys: *const u8, head_dim: usize, block: usize) {
-    // SAFETY: keys are tiles of whole pages; queries and scores have a row for every row of the tiles.
+pub(super) unsafe fn scores<V: Lanes>(
+    state: &mut State,
+    counts: [usize; 2],
+    pages: *const bf16,
+    head_dim: usize,
+    fetch: bool,
+) {
+    let halves = [0, 1].map(|half| !state.active[half].is_empty());
+    let [first, second] = counts.map(|count| count.max(1) as u8);
+    // SAFETY: no other tiles live on this thread. Blocks lie within the pages, whose keys are tiles; queries and scores
+    // have a row for every row of the tiles.
     unsafe {
-        amx::zero::<0>();
-        for dims in 0..head_dim / BLOCK {
-            let queries = state.tile_queries.as_ptr().cast::<u8>().add(dims * LINE_BYTES);
-            amx::load::<4>(queries, TILE_QUERY * size_of::<bf16>());
-            amx::load::<5>(keys.add(dims * TILE_BYTES), LINE_BYTES);
-            amx::multiply::<0, 4, 5>();
+        // 0 and 1 are sums of the halves, 2 and 3 the first one's queries, 4 and 5 the second one's, 6 and 7 keys.
+        let rows = [first, second, first, first, second, second, 16, 16];
+        let _tiles = Tiles::configure(rows);
+        let queries = |half: usize| state.tile_queries[half * HALF].as_ptr().cast::<u8>();
+        let is_narrow = head_dim <= 2 * BLOCK;
+        if is_narrow {
+            amx::load::<2>(queries(0), QUERY_BYTES);
+            amx::load::<4>(queries(1), QUERY_BYTES);
+            if head_dim > BLOCK {
+                amx::load::<3>(queries(0).add(LINE_BYTES), QUERY_BYTES);
+                amx::load::<5>(queries(1).add(LINE_BYTES), QUERY_BYTES);
+            }
         }
-        let scores = state.scores.as_mut_ptr().cast::<u8>().add(block * LINE_BYTES);
-        amx::store::<0>(scores, SCORES_BYTES);
+        for block in state.blocks.seen.clone() {
+            if fetch {
+                cpu::prefetch::<V, bf16>(pages, &state.blocks, block, head_dim);
+            }
+            let keys = pages.add(state.blocks.keys[block]).cast::<u8>();
+            amx::zero::<0>();
+            amx::zero::<1>();
+            if is_narrow {
+                amx::load::<6>(keys, LINE_BYTES);
+                amx::multiply::<0, 2, 6>();
+                if halves[1] {
+                    amx::multiply::<1, 4, 6>();
+                }
+                if head_dim > BLOCK {
+                    amx::load::<7>(keys.add(TILE_BYTES), LINE_BYTES);
+                    amx::multiply::<0, 3, 7>();
+                    if halves[1] {
+                        amx::multiply::<1, 5, 7>();
+                    }
+                }
+            } else {
+                for dims in 0..head_dim / BLOCK {
+                    amx::load::<6>(keys.add(dims * TILE_BYTES), LINE_BYTES);
+                    amx::load::<2>(queries(0).add(dims * LINE_BYTES), QUERY_BYTES);
+                    amx::multiply::<0, 2, 6>();
+                    if halves[1] {
+                        amx::load::<4>(queries(1).add(dims * LINE_BYTES), QUERY_BYTES);
+                        amx::multiply::<1, 4, 6>();
+                    }
+                }
+            }
+            let scores = state.scores.as_mut_ptr().cast::<u8>().add(block * LINE_BYTES);
+            if halves[0] {
+                amx::store::<0>(scores, SCORES_BYTES);
+            }
+            if halves[1] {
+                amx::store::<1>(scores.add(HALF * SCORES_BYTES), SCORES_BYTES);
+            }
+        }
     }
 }
 
-/// Merges the weighted values of one chunk into the outputs of the query vectors `active`. False: left to the lanes.
+/// Merges the weighted values of one chunk into the outputs of its query vectors. False: left to the lanes.
 #[inline(always)]
 pub(super) unsafe fn values<V: Lanes>(
     state: &mut State,
-    active: Range<usize>,
-    blocks: &Blocks<bf16>,
+    counts: [usize; 2],
+    pages: *const bf16,
     dim_tiles: usize,
 ) -> bool {
-    let (mut all, mut any) = (state.seen[active.start].clone(), state.seen[active.start].clone());
-    for seen in &state.seen[active.clone()] {
-        all = all.start.max(seen.start)..all.end.min(seen.end);
-        any = any.start.min(seen.start)..any.end.max(seen.end);
+    // SAFETY: the caller's.
+    if !unsafe { prepare_values(state, pages, dim_tiles) } {
+        return false;
     }
-    let mut from = blocks.values;
-    let mut stride = [blocks.value_stride; CHUNK / BLOCK_KEYS];
-    // SAFETY: blocks point to the values of every key in `any`; sums have a row for every row of the tiles.
+    let has_second = !state.active[1].is_empty();
+    let [first, second] = counts.map(|count| count.max(1) as u8);
+    let pairs = PAIRS as u8;
+    // SAFETY: no other tiles live on this thread. Prepared values are there; weights and sums have a row for every row
+    // of the tiles; V's instruction set is the caller's.
     unsafe {
-        for block in blocks.seen.clone() {
-            let keys = block * BLOCK_KEYS..(block + 1) * BLOCK_KEYS;
-            if all.start <= keys.start && keys.end <= all.end {
-                continue;
-            }
-            for dims in 0..dim_tiles {
-                let from = from[block].add(dims * blocks.value_stride);
-                copy_values(&mut state.values[block][dims], from, keys.start, &any);
-            }
-            let copied = state.values[block][..dim_tiles].as_flattened().as_flattened();
-            // Where all see the same, a product that is not finite is the result.
-            if all != any && !all_finite(copied) {
-                return false;
-            }
-            (from[block], stride[block]) = (copied.as_ptr(), PAIRS * 32);
-        }
-        for first in (0..dim_tiles).step_by(4) {
-            let tiles = 4.min(dim_tiles - first);
+        // 0 and 1 are sums of the first half, 2 and 3 of the second; 4 and 5 their weights, 6 and 7 values.
+        let rows = [first, first, second, second, first, second, pairs, pairs];
+        let _tiles = Tiles::configure_widths(rows, [64, 64, 64, 64, 32, 32, 64, 64]);
+        let weights = state.weights.as_ptr().cast::<u8>();
+        let sums = state.sums.as_mut_ptr().cast::<u8>();
+        for dims in (0..dim_tiles).step_by(2) {
+            let has_two = dims + 1 < dim_tiles;
             amx::zero::<0>();
             amx::zero::<1>();
             amx::zero::<2>();
             amx::zero::<3>();
-            for block in blocks.seen.clone() {
-                let weights = state.weights.as_ptr().cast::<u8>().add(block * BLOCK_KEYS * size_of::<bf16>());
-                amx::load::<6>(weights, WEIGHTS_BYTES);
-                let values = |tile: usize| from[block].add((first + tile) * stride[block]).cast::<u8>();
-                add_tile::<0>(values(0));
-                if tiles > 1 {
-                    add_tile::<1>(values(1));
+            for block in state.blocks.seen.clone() {
+                let (values, stride) = state.tile_values[block];
+                let weights = weights.add(block * BLOCK_KEYS * size_of::<bf16>());
+                amx::load::<4>(weights, WEIGHTS_BYTES);
+                amx::load::<6>(values.add(dims * stride).cast(), LINE_BYTES);
+                amx::multiply::<0, 4, 6>();
+                if has_second {
+                    amx::load::<5>(weights.add(HALF * WEIGHTS_BYTES), WEIGHTS_BYTES);
+                    amx::multiply::<2, 5, 6>();
                 }
-                if tiles > 2 {
-                    add_tile::<2>(values(2));
-                }
-                if tiles > 3 {
-                    add_tile::<3>(values(3));
+                if has_two {
+                    amx::load::<7>(values.add((dims + 1) * stride).cast(), LINE_BYTES);
+                    amx::multiply::<1, 4, 7>();
+                    if has_second {
+                        amx::multiply::<3, 5, 7>();
+                    }
                 }
             }
-            let sums = state.sums.as_mut_ptr().cast::<u8>();
+            let sums = sums.add(dims * LINE_BYTES);
             amx::store::<0>(sums, SUMS_BYTES);
-            amx::store::<1>(sums.add(LINE_BYTES), SUMS_BYTES);
-            amx::store::<2>(sums.add(2 * LINE_BYTES), SUMS_BYTES);
-            amx::store::<3>(sums.add(3 * LINE_BYTES), SUMS_BYTES);
-            for query in active.clone() {
-                for tile in 0..tiles {
-                    let chunk = V::load(state.sums[query].as_ptr().add(tile * 16));
-                    lanes::merge::<V>(state, query, first + tile, chunk);
+            if has_two {
+                amx::store::<1>(sums.add(LINE_BYTES), SUMS_BYTES);
+            }
+            if has_second {
+                amx::store::<2>(sums.add(HALF * SUMS_BYTES), SUMS_BYTES);
+                if has_two {
+                    amx::store::<3>(sums.add(HALF * SUMS_BYTES + LINE_BYTES), SUMS_BYTES);
                 }
             }
         }
+        for query in state.active() {
+            lanes::merge_sums::<V>(state, query, dim_tiles);
+        }
+    }
+    true
+}
+
+/// Where the values of the chunk's blocks are: in the pages, or copied. False: they cannot be had on tiles.
+#[inline(always)]
+unsafe fn prepare_values(state: &mut State, pages: *const bf16, dim_tiles: usize) -> bool {
+    let (mut all, mut any) = (0..usize::MAX, usize::MAX..0);
+    for query in state.active() {
+        let seen = &state.seen[query];
+        all = all.start.max(seen.start)..all.end.min(seen.end);
+        any = any.start.min(seen.start)..any.end.max(seen.end);
+    }
+    let stride = state.blocks.value_stride;
+    for block in state.blocks.seen.clone() {
+        let keys = block * BLOCK_KEYS..(block + 1) * BLOCK_KEYS;
+        // SAFETY: blocks lie within the pages, and of those in `seen` some key is seen.
+        let from = unsafe { pages.add(state.blocks.values[block]) };
+        state.tile_values[block] = (from, stride);
+        if all.start <= keys.start && keys.end <= all.end {
+            continue;
+        }
+        for dims in 0..dim_tiles {
+            // SAFETY: as above.
+            unsafe { copy_values(&mut state.values[block][dims], from.add(dims * stride), keys.start, &any) }
+        }
+        let copied = state.values[block][..dim_tiles].as_flattened().as_flattened();
+        // Where all see the same, a product that is not finite is the result.
+        if all != any && !all_finite(copied) {
+            return false;
+        }
+        state.tile_values[block] = (copied.as_ptr(), PAIRS * 32);
     }
     true
 }
@@ -176,20 +240,10 @@ unsafe fn copy_values(
     }
 }
 
-/// Adds the weights in tile 6 times the values at `from` to tile `C`.
-#[inline(always)]
-unsafe fn add_tile<const C: u8>(from: *const u8) {
-    // SAFETY: the caller's: lines of a block at `from`.
-    unsafe {
-        amx::load::<7>(from, LINE_BYTES);
-        amx::multiply::<C, 6, 7>();
-    }
-}
-
 /// Without a branch per value, so that it takes many at a time.
 fn all_finite(values: &[bf16]) -> bool {
     let largest = values.iter().fold(0, |largest, value| (value.to_bits() & 0x7fff).max(largest));
     largest < bf16::INFINITY.to_bits()
 }
 
-const _: () = assert!(QUERIES_MAX <= 16);
+const _: () = assert!(HALF == 16);

@@ -49,8 +49,8 @@ impl PageShape {
         Ok(PageShape { block_size, kv_heads, head_dim, layers: 1 })
     }
 
-    /// The same pages of one layer where the pages of `layers` layers lie side by side, block after block: the next page
-    /// of a layer is so many pages on.
+    /// The same pages of one layer where those of `layers` layers lie side by side, block after block: the next page of
+    /// a layer is so many pages on.
     pub fn among(self, layers: usize) -> PageShape {
         PageShape { layers: layers.max(1), ..self }
     }

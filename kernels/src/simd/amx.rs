@@ -14,15 +14,19 @@ use std::{
     marker::PhantomData,
 };
 
-/// Whether the processor has AMX-BF16, the system saves its state, and this process may use it.
+/// Whether the processor has AMX-BF16 and AVX512-BF16, the system saves their state, and this process may use it.
 pub(super) fn is_permitted() -> bool {
     const OSXSAVE: u32 = 1 << 27;
     const AMX_BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
+    const AVX512_BF16: u32 = 1 << 5;
     const TILE_CONFIG_AND_DATA: u64 = 0b11 << 17;
     if __cpuid(0).eax < 7 || __cpuid(1).ecx & OSXSAVE == 0 {
         return false;
     }
     if __cpuid_count(7, 0).edx & AMX_BF16_AND_TILE != AMX_BF16_AND_TILE {
+        return false;
+    }
+    if __cpuid_count(7, 1).eax & AVX512_BF16 == 0 {
         return false;
     }
     // SAFETY: OSXSAVE says that the instruction is there.

@@ -74,20 +74,15 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn round(self) -> Self {
-        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-        unsafe { Avx2(_mm256_round_ps::<NEAREST>(self.0), _mm256_round_ps::<NEAREST>(self.1)) }
-    }
-    #[inline(always)]
-    unsafe fn pow2(self) -> Self {
+    unsafe fn add_to_exponent(self, whole: Self) -> Self {
         #[inline(always)]
-        unsafe fn half(x: __m256) -> __m256 {
+        unsafe fn half(x: __m256, whole: __m256) -> __m256 {
             unsafe {
-                let exponent = _mm256_add_epi32(_mm256_cvttps_epi32(x), _mm256_set1_epi32(127));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
+                let exponent = _mm256_slli_epi32::<23>(_mm256_castps_si256(whole));
+                _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), exponent))
             }
         }
-        unsafe { Avx2(half(self.0), half(self.1)) }
+        unsafe { Avx2(half(self.0, whole.0), half(self.1, whole.1)) }
     }
     #[inline(always)]
     unsafe fn prefetch(line: *const u8) {

@@ -1,6 +1,6 @@
 //! Sixteen lanes in one AVX-512 register.
 
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 
 use super::{Lanes, SMALLEST_BITS};
 use crate::element::bf16;
@@ -60,14 +60,10 @@ impl Lanes for Avx512 {
         unsafe { Avx512(_mm512_fmadd_ps(self.0, factor.0, addend.0)) }
     }
     #[inline(always)]
-    unsafe fn round(self) -> Self {
-        unsafe { Avx512(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT }>(self.0)) }
-    }
-    #[inline(always)]
-    unsafe fn pow2(self) -> Self {
+    unsafe fn add_to_exponent(self, whole: Self) -> Self {
         unsafe {
-            let exponent = _mm512_add_epi32(_mm512_cvttps_epi32(self.0), _mm512_set1_epi32(127));
-            Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent)))
+            let exponent = _mm512_slli_epi32::<23>(_mm512_castps_si512(whole.0));
+            Avx512(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(self.0), exponent)))
         }
     }
     #[inline(always)]
@@ -100,14 +96,8 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn store_weights_bf16(self, to: *mut bf16) {
-        unsafe {
-            let bits = _mm512_castps_si512(self.0);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-            let up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-            let stays = _mm512_cmpge_epi32_mask(up, _mm512_set1_epi32(SMALLEST_BITS));
-            _mm512_mask_cvtepi32_storeu_epi16(to.cast(), u16::MAX, _mm512_maskz_srli_epi32::<16>(stays, up));
-        }
+    unsafe fn store_weights_of_tiles(self, to: *mut bf16) {
+        unsafe { _mm256_storeu_si256(to.cast(), round_weights(self.0)) }
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
@@ -149,4 +139,18 @@ unsafe fn two(x: __m512) -> __m512 {
 #[inline(always)]
 unsafe fn one(x: __m512) -> __m512 {
     unsafe { _mm512_permute_ps::<0b00_00_00_01>(x) }
+}
+
+/// Zeros and numbers from 2^-50 on, rounded as elements are, on machines with AVX512-BF16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn round_weights(weights: __m512) -> __m256i {
+    let rounded: __m256i;
+    // Nearest, ties to even. As assembly, since the intrinsic asks for a feature that callers are compiled without.
+    // SAFETY: the caller's.
+    unsafe {
+        asm!("vcvtneps2bf16 {rounded}, {weights}", rounded = lateout(ymm_reg) rounded,
+            weights = in(zmm_reg) weights, options(pure, nomem, nostack, preserves_flags));
+    }
+    rounded
 }

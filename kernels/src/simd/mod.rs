@@ -17,7 +17,8 @@ mod portable;
 mod tests;
 
 pub use isa::{Isa, UnknownIsa};
-pub(crate) use math::{exp2, exp2_in_range};
+pub(crate) use math::exp2;
+use math::{exp2_for_bf16, exp2_in_range};
 pub(crate) use portable::Portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {avx2::Avx2, avx512::Avx512};
@@ -47,17 +48,16 @@ pub(crate) trait Lanes: Copy {
     unsafe fn max(self, other: Self) -> Self;
     /// `self * factor + addend`, rounded once.
     unsafe fn fma(self, factor: Self, addend: Self) -> Self;
-    /// Nearest integer, ties to even.
-    unsafe fn round(self) -> Self;
-    /// Two to the power of each lane, an integer in -126..=127.
-    unsafe fn pow2(self) -> Self;
+    /// Adds to the exponent of each lane the number in the last nine bits of `whole`, modulo 2^9: of normal numbers,
+    /// whose exponents stay in range, times two to the power of it.
+    unsafe fn add_to_exponent(self, whole: Self) -> Self;
     /// Each lane rounded to BF16 as [`crate::Element::round`] does, and widened again.
     unsafe fn through_bf16(self) -> Self;
     /// Stores 16 lanes rounded likewise.
     unsafe fn store_bf16(self, to: *mut bf16);
-    /// The same of lanes that are numbers from 0 on.
+    /// The same of lanes that are zero or numbers from 2^-50 on, where tiles are.
     #[inline(always)]
-    unsafe fn store_weights_bf16(self, to: *mut bf16) {
+    unsafe fn store_weights_of_tiles(self, to: *mut bf16) {
         unsafe { self.store_bf16(to) }
     }
     /// Whether every lane is finite or minus infinity.
@@ -109,6 +109,12 @@ pub(crate) trait LanesElement: crate::Element {
     /// As [`Lanes`].
     unsafe fn through_lanes<V: Lanes>(lanes: V) -> V;
 
+    /// Two to the power of lanes of which none is above 127, as near as results of this type can tell.
+    ///
+    /// # Safety
+    /// As [`Lanes`].
+    unsafe fn exp2_lanes<V: Lanes>(lanes: V) -> V;
+
     /// Stores 16 lanes rounded to this type.
     ///
     /// # Safety
@@ -128,6 +134,11 @@ impl LanesElement for f32 {
     }
 
     #[inline(always)]
+    unsafe fn exp2_lanes<V: Lanes>(lanes: V) -> V {
+        unsafe { exp2_in_range(lanes) }
+    }
+
+    #[inline(always)]
     unsafe fn store_lanes<V: Lanes>(lanes: V, to: *mut f32) {
         unsafe { lanes.store(to) }
     }
@@ -142,6 +153,11 @@ impl LanesElement for bf16 {
     #[inline(always)]
     unsafe fn through_lanes<V: Lanes>(lanes: V) -> V {
         unsafe { lanes.through_bf16() }
+    }
+
+    #[inline(always)]
+    unsafe fn exp2_lanes<V: Lanes>(lanes: V) -> V {
+        unsafe { exp2_for_bf16(lanes) }
     }
 
     #[inline(always)]

@@ -62,12 +62,8 @@ impl Lanes for Portable {
         Portable(std::array::from_fn(|lane| self.0[lane].mul_add(factor.0[lane], addend.0[lane])))
     }
     #[inline(always)]
-    unsafe fn round(self) -> Self {
-        Portable(self.0.map(f32::round_ties_even))
-    }
-    #[inline(always)]
-    unsafe fn pow2(self) -> Self {
-        Portable(self.0.map(|n| f32::from_bits(((n as i32 + 127) as u32) << 23)))
+    unsafe fn add_to_exponent(self, whole: Self) -> Self {
+        map2(self, whole, |x, whole| f32::from_bits(x.to_bits().wrapping_add(whole.to_bits() << 23)))
     }
     #[inline(always)]
     unsafe fn is_below_infinity(self) -> bool {
