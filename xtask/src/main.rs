@@ -7,6 +7,7 @@
 #![allow(clippy::print_stdout)] // a command line tool talks on standard output
 
 mod abi;
+mod bench;
 mod cubins;
 mod demo;
 mod device_check;
@@ -51,6 +52,8 @@ enum Chore {
     Emulate(emulate::Args),
     /// Make a folder that checks kernels and models on a machine with a GPU, and how fast they are beside PyTorch.
     DeviceCheck(device_check::Args),
+    /// Measure how fast a model answers on this machine, if wanted beside llama.cpp, vLLM and OpenVINO.
+    Bench(bench::Args),
     /// Simulate the scheduler, seed after seed, until time is over or an invariant breaks.
     Simulate(simulate::Args),
     /// Generate the reference logits anew, with torch and transformers (several GB; never in CI).
@@ -79,6 +82,7 @@ fn run(chore: Chore) -> anyhow::Result<()> {
         Chore::Tidy(args) => tidy::run(&workspace, &args),
         Chore::Emulate(args) => emulate::run(&workspace, &args),
         Chore::DeviceCheck(args) => device_check::run(&workspace, &args),
+        Chore::Bench(args) => bench::run(&workspace, &args),
         Chore::Simulate(args) => simulate::run(&workspace, &args),
         Chore::Fixtures(args) => fixtures::run(&workspace, &args),
     }

@@ -19,9 +19,26 @@ pub(crate) struct Venv {
 /// The environment `target/NAME` with the pinned `requirements` (a file of the workspace), made anew when they change.
 /// Concurrent runs wait for each other.
 pub(crate) fn ensure(workspace: &Workspace, name: &str, requirements: &str) -> Result<Venv> {
-    let requirements = workspace.root().join(requirements);
-    let wanted = fs::read_to_string(&requirements)
-        .with_context(|| format!("cannot read {}", requirements.display()))?;
+    ensure_by(workspace, name, &[requirements], |venv| {
+        let mut pip = workspace.command(venv.python());
+        pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-cache-dir"]);
+        pip.args(["--progress-bar", "off", "--requirement", requirements]);
+        process::run(&mut pip)
+    })
+}
+
+/// The same, filled by `install` from all of `files`.
+pub(crate) fn ensure_by(
+    workspace: &Workspace,
+    name: &str,
+    files: &[&str],
+    install: impl FnOnce(&Venv) -> Result<()>,
+) -> Result<Venv> {
+    let mut wanted = String::new();
+    for file in files {
+        let path = workspace.root().join(file);
+        wanted += &fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    }
     let folder = workspace.root().join("target").join(name);
     let locks = workspace.root().join("target/.locks").join(name);
     fs::create_dir_all(&locks).with_context(|| format!("cannot create {}", locks.display()))?;
@@ -37,17 +54,7 @@ pub(crate) fn ensure(workspace: &Workspace, name: &str, requirements: &str) -> R
         bail!("{PYTHON} cannot make environments with pip in them (Debian: apt-get install python3-venv)");
     }
     process::run(workspace.command(PYTHON).args(["-m", "venv", "--clear"]).arg(&venv.folder))?;
-    let mut pip = workspace.command(venv.python());
-    pip.args([
-        "-m",
-        "pip",
-        "install",
-        "--disable-pip-version-check",
-        "--no-cache-dir",
-        "--progress-bar",
-        "off",
-    ]);
-    process::run(pip.arg("--requirement").arg(&requirements))?;
+    install(&venv)?;
     fs::write(&installed, wanted).with_context(|| format!("cannot write {}", installed.display()))?;
     Ok(venv)
 }
@@ -56,6 +63,11 @@ impl Venv {
     /// Its interpreter.
     pub(crate) fn python(&self) -> PathBuf {
         self.folder.join("bin/python")
+    }
+
+    /// A program that a package brought.
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        self.folder.join("bin").join(name)
     }
 
     /// A file or folder that a package brought, by its path below `site-packages`.

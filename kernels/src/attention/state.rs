@@ -53,8 +53,8 @@ pub(super) struct State {
     pub(super) blocks: Blocks,
 }
 
-/// Where a chunk's keys and values are, in elements of the pages: 16 keys of one head, all dimensions, and 16 dimensions
-/// of the values of 16 keys.
+/// Where a chunk's keys and values are, in elements of the pages: 16 keys of one head, all dimensions, and 16
+/// dimensions of the values of 16 keys.
 pub(super) struct Blocks {
     pub(super) keys: [usize; BLOCKS],
     /// Of the first dimensions.
