@@ -30,7 +30,7 @@ const BLOCK_LINES: usize = 2 * TILE_BYTES / LINE_BYTES;
 /// How far ahead of its use a line of weights is brought into the first cache, and into the second. On two cores with
 /// AMX (`model_speed`, SmolLM2-135M, 2 threads) a decode takes 10 ms with both and about twice that without.
 const PREFETCH_NEAR_BYTES: usize = 2 << 10;
-const PREFETCH_FAR_BYTES: usize = 8 << 10;
+const PREFETCH_FAR_BYTES: usize = 16 << 10;
 /// Sums of a panel.
 #[repr(align(64))]
 struct Sums([[f32; GROUP]; PANEL]);
