@@ -1,8 +1,8 @@
 //! Tasks are (rows of a span, KV head): the query heads of a group by a few rows, which share each load of keys.
 //!
 //! Of a chunk of keys all scores are made first, then all weights, then all sums of values: a processor that has just
-//! used its tiles computes with half its lanes for some hundred cycles, so tiles and lanes take long turns. Query vectors
-//! come in two halves, rows of two tiles, which share what is loaded of keys and values.
+//! used its tiles computes with half its lanes for some hundred cycles, so tiles and lanes take long turns. Query
+//! vectors come in two halves, rows of two tiles, which share what is loaded of keys and values.
 #![allow(unsafe_code)]
 
 use std::{cell::RefCell, cmp::Reverse, num::NonZeroUsize, ops::Range};
@@ -102,7 +102,8 @@ fn tasks<T>(call: &Call<'_, T>) -> Vec<Task> {
             }
         }
     }
-    // The longest contexts first, so that no member is left with one at the end; what reads the same keys stays together.
+    // The longest contexts first, so that no member is left with one at the end; what reads the same keys stays
+    // together.
     let keys = |task: &Task| {
         let span = &call.spans[task.span];
         span.context_len - span.rows.len() + task.rows.end

@@ -12,12 +12,12 @@
 //!
 //! **Same bits in any company.** Keys are taken in chunks of 256 aligned to absolute positions. A chunk's scores are
 //! sums as in [`crate::linear`]; its maximum `m`, weights `p = 2^(s - m)`, their sum `l` and output `o = Σ round(p)·v`
-//! (sums like those of scores, but over blocks of 16 keys) stand alone, and chunks are merged left to right. So a row's
-//! result does not depend on how its prompt was cut,
-//! which rows share its batch, or how many threads work. Slots that a row does not see never reach its result, not even
-//! as a product with zero: neither what a former owner of a page left there, nor an infinity in a later row or before
-//! the window. Pages of which a span's rows see no key are not read: any may stand in their place in the table. A row
-//! that sees a score of NaN or plus infinity is NaN.
+//! (sums like those of scores, but over blocks of 16 keys) stand alone, and chunks are merged left to right. Weights
+//! that are rounded to BF16 are within 3e-6 of that power before, and at least 2^-50. So a row's result does not depend
+//! on how its prompt was cut, which rows share its batch, or how many threads work. Slots that a row does not see never
+//! reach its result, not even as a product with zero: neither what a former owner of a page left there, nor an infinity
+//! in a later row or before the window. Pages of which a span's rows see no key are not read: any may stand in their
+//! place in the table. A row that sees a score of NaN or plus infinity is NaN.
 
 mod cpu;
 pub mod cuda;

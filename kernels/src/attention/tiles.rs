@@ -187,9 +187,10 @@ pub(super) unsafe fn values<V: Lanes>(
 /// Where the values of the chunk's blocks are: in the pages, or copied. False: they cannot be had on tiles.
 #[inline(always)]
 unsafe fn prepare_values(state: &mut State, pages: *const bf16, dim_tiles: usize) -> bool {
-    let (mut all, mut any) = (0..usize::MAX, usize::MAX..0);
-    for query in state.active() {
-        let seen = &state.seen[query];
+    let mut active = state.active().map(|query| &state.seen[query]);
+    let Some(first) = active.next() else { return true };
+    let (mut all, mut any) = (first.clone(), first.clone());
+    for seen in active {
         all = all.start.max(seen.start)..all.end.min(seen.end);
         any = any.start.min(seen.start)..any.end.max(seen.end);
     }

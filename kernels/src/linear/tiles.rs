@@ -3,8 +3,8 @@
 //! A panel of up to 32 rows meets the two tiles of a group of 32 outputs. A few rows are bound by the weights, which
 //! are one stream from memory. With many, the first panel of a group finds the group's weights in the second cache,
 //! because the panels of the group before have asked for them there, a few lines with each block. What becomes of a
-//! panel's sums happens while the next panel is multiplied, a few rows with each block: tiles and lanes work at the
-//! same time.
+//! panel's sums happens while the next panel is multiplied, a few rows with each block: beside tiles, lanes have half
+//! of their throughput, which is enough for it.
 //!
 //! Tried with 512 rows of 576 by 3,072, 576 and 960 outputs on two cores (`cargo bench -p consort-kernels --bench
 //! ops`): asking for the rows of panels ahead of their use costs 5 to 13 %, since they come from the second cache in

@@ -14,6 +14,7 @@ pub(crate) unsafe fn exp2<V: Lanes>(x: V) -> V {
 /// [`exp2`] of lanes of which none is above 127.
 #[inline(always)]
 pub(crate) unsafe fn exp2_in_range<V: Lanes>(x: V) -> V {
+    #[expect(clippy::approx_constant, reason = "the last one is near the logarithm of 2, and not it")]
     const COEFFICIENTS: [f32; 5] =
         [1.326_472_7e-3, 9.671_513e-3, 5.550_733_6e-2, 2.402_224_2e-1, 6.931_47e-1];
     unsafe { exp2_by(COEFFICIENTS, x.max(V::splat(-126.0))) }
